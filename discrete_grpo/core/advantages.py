@@ -211,17 +211,15 @@ def advantages(
         group: any integers.
         weights: one per reward; None means 1 each.
         multi_objective_aggregation: weighted sum first, or :func:`normalize_then_sum`.
-        scale_rewards: see :func:`group_advantages`; ``group`` with :func:`normalize_then_sum`, which standardises in its own way.
+        scale_rewards: see :func:`group_advantages`; not read with :func:`normalize_then_sum`, which standardises in its own way.
         baseline: see :func:`group_advantages`.
         clip: advantages are clamped to ± this.
         kl: KL of each trajectory as a penalty in the reward, see :func:`kl_advantages`; None means no penalty.
         beta: β.
 
     Raises:
-        ValueError: if the number of ``weights`` differs from that of the rewards, or for a ``scale_rewards`` that has no meaning.
+        ValueError: if the number of ``weights`` differs from that of the rewards.
     """
-    if multi_objective_aggregation == "normalize_then_sum" and scale_rewards != "group":
-        raise ValueError(f"scale_rewards: {scale_rewards!r}, expected 'group' with normalize_then_sum")
     if weights is not None and len(weights) != rewards.shape[1]:
         raise ValueError(f"reward_weights: {len(weights)} weights, expected one per reward ({rewards.shape[1]})")
     w = torch.tensor([1.0] * rewards.shape[1] if weights is None else list(weights), dtype=torch.float64, device=rewards.device)

@@ -299,8 +299,8 @@ def _is_lost(policy: nn.Module, name: str) -> bool:
     """Whether checkpoints leave out a part of a policy, or an attribute of its class hides it, as in a wrapper."""
     if hasattr(type(policy), name):
         return True
-    signature = signature_of(type(policy))
-    return signature is not None and name in signature.parameters and name not in getattr(policy, "init_args", dict)()
+    signature, given = signature_of(type(policy)), getattr(policy, "init_args", None)  # without the latter it has no checkpoints
+    return signature is not None and given is not None and name in signature.parameters and name not in given()
 
 
 def check_decoder(name: str, value: object) -> None:

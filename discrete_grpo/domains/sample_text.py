@@ -111,7 +111,7 @@ def _graph_text(graph: Any) -> str:
 def _array_text(array: np.ndarray) -> str:
     shape = f"{array.dtype}{list(array.shape)}"
     if array.dtype == object:
-        return f"{shape}({sample_text(array.tolist())})"
+        return f"{shape}({', '.join(map(sample_text, array.ravel().tolist()))})"  # the shape is told before
     if array.size <= SHOWN:
         return f"{shape}({array.tolist()})"
     return f"{shape}({hashlib.blake2b(np.ascontiguousarray(array).tobytes(), digest_size=16).hexdigest()})"

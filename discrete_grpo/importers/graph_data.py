@@ -59,6 +59,9 @@ class TrainingData:
                 raise ValueError(f"{field}: {len(getattr(self, field))}, expected {len(self.node_marginal)}, one per node class")
         if self.atoms:
             Vocabulary(self.atoms)
+        given: object = self.steps
+        if isinstance(given, float) and given.is_integer():  # as JSON of other programs may have it
+            object.__setattr__(self, "steps", int(given))
         check_whole("steps", self.steps, least=1)
 
     @property

@@ -15,7 +15,7 @@ from discrete_grpo.core.option_names import check_options, known_options
 from discrete_grpo.core.own_surrogate import SurrogateFunc
 from discrete_grpo.core.reward_arguments import as_rewards, check_callables, function_names, reward_names
 from discrete_grpo.core.rollout import Reward
-from discrete_grpo.policies.options import Likelihood, NodeCount, with_options, without_likelihood
+from discrete_grpo.policies.options import Likelihood, NodeCount, graph_part, with_options, without_likelihood
 from discrete_grpo.recipes.before_and_after import MEMORIES, Evaluations, Memories, Results
 from discrete_grpo.recipes.conditions import check_read, column_names, kept_columns, prepared, read_columns
 from discrete_grpo.recipes.families import Columns, View, check_view, seen_by
@@ -108,7 +108,7 @@ class TrainRecipe(OfflineOptions):
         check_fields(self, "elbo_draws", least=1)
         check_view(self.rewards_see)
         check_budget(self.max_oracle_calls, self.evaluation_samples)
-        self.check_offline(columns=self.columns, evaluation_columns=self.evaluation_columns, scaffold=self.scaffold)
+        self.check_offline(columns=self.columns, scaffold=self.scaffold)
         if not self.rewards and self.data is None:
             raise ValueError("reward: an empty list, expected at least one reward, or data (a table of scored samples)")
         if self.shared_steps and self.grpo.replay_samples > 0:
@@ -253,7 +253,7 @@ def _run(
     scored = _scores_given(recipe, loaded, resume, resumed := resume and bool(Checkpoints(folder).all()))
     start = copy.deepcopy(loaded.policy) if processes.first and recipe.evaluation_samples else None
     memories = Memories(recipe.rewards, folder / MEMORIES if processes.first else None, resume=resume)
-    loaded = replace(loaded, policy=_trained(loaded.policy, recipe))
+    loaded = replace(loaded, policy=_trained(loaded.policy, recipe, resumed))
     columns, held_out = _conditions(recipe, loaded, processes, resume)
     for conditions in (columns, held_out):
         check_callables(given, column_names(loaded.policy, conditions))
@@ -316,9 +316,10 @@ def _load(recipe: TrainRecipe, policy: nn.Module | None, resume: bool) -> Loaded
     return load(recipe.policy, recipe, seed=recipe.grpo.seed)
 
 
-def _trained(policy: Any, recipe: TrainRecipe) -> Any:
-    """Apply the likelihood, the node count and the adapters of the recipe to the policy."""
-    changed = with_options(policy, recipe.likelihood, recipe.node_count, recipe.elbo_draws)
+def _trained(policy: Any, recipe: TrainRecipe, resumed: bool) -> Any:
+    """Apply likelihood, node count and adapters of the recipe to the policy; one of a checkpoint of the run has its wrappers."""
+    wrapped = resumed and graph_part(policy) not in (None, policy)
+    changed = policy if wrapped else with_options(policy, recipe.likelihood, recipe.node_count, recipe.elbo_draws)
     if recipe.lora.r:
         add_lora(changed, recipe.lora.r, recipe.lora.lora_alpha, recipe.lora.target_modules, seed=recipe.grpo.seed)
     return changed

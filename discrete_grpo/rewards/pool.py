@@ -11,7 +11,6 @@ import os
 import pickle
 import threading
 import time
-import types
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -317,7 +316,7 @@ class _ByImportPath(pickle.Pickler):
     """Refuses functions and classes of the script itself, and so their objects."""
 
     def reducer_override(self, value: Any) -> Any:
-        if isinstance(value, types.FunctionType | type) and value.__module__ == "__main__":
+        if getattr(value, "__module__", None) == "__main__" and hasattr(value, "__qualname__"):
             raise _InScript(value.__qualname__)
         return NotImplemented
 

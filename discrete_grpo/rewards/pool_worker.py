@@ -163,7 +163,7 @@ def main() -> None:
     with contextlib.suppress(EOFError, ConnectionError):
         try:
             while True:
-                samples, columns = pickle.loads(connection.recv_bytes())  # recv would look for shared memory of tensors
+                samples, columns = connection.recv()
                 connection.send(("done", answer(reward, samples, columns)))
         finally:
             getattr(reward, "close", lambda: None)()

@@ -10,7 +10,7 @@ from functools import cached_property
 from types import FunctionType
 from typing import Any, Literal, get_args
 
-from discrete_grpo.core.checks import check_function, check_range, check_whole
+from discrete_grpo.core.checks import check_function, check_range, check_samples, check_whole
 
 __all__ = ["Kind", "Task"]
 
@@ -95,8 +95,7 @@ class Task:
         Raises:
             RewardError: if ``score`` raises; names the task and the sample. A failure is not taken for a bad score.
         """
-        if isinstance(samples, str):
-            raise ValueError(f"samples: {samples!r}, expected a list of samples, such as [{samples!r}]")
+        check_samples(samples)
         parsed = _PARSERS[self.kind](samples)
         return [0.0 if one is None else self._scored(one, sample) for one, sample in zip(parsed, samples, strict=True)]
 
@@ -136,7 +135,7 @@ def _is_told(value: Any) -> bool:
         return all(map(_is_told, value))
     if dataclasses.is_dataclass(value) and type(value).__module__.startswith(f"{OWN}.") and not hasattr(value, "cached_as"):
         return all(map(_is_told, _values(value)))
-    return value is None or type(value) in (bool, int, float, str)
+    return value is None or isinstance(value, bool | int | float | str)
 
 
 # -- samples in their parsed form, None for an invalid one

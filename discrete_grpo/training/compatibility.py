@@ -43,17 +43,26 @@ def checked_shards(config: GRPOConfig, processes: int, stored: int | None = None
     """Return the number of shards of all processes; ``stored`` is that of the run to resume.
 
     Raises:
-        ValueError: if it is not that of the run to resume, if processes or groups cannot be distributed evenly over it, or if a
-            shard would regenerate no group although ``refine_fraction`` is above 0.
+        ValueError: if it is not that of the run to resume, if processes or groups cannot be distributed evenly over it, or for
+            a setting of a new run that has no effect.
     """
     if stored is not None and config.generation_shards not in (None, stored):
         raise ValueError(f"generation_shards: {config.generation_shards}, expected {stored} as in the run to resume")
     count = num_shards(config, processes, stored)
     check_shards(count, config, processes)
-    groups, share = config.num_groups // count, config.refine_fraction
-    if stored is None and share > 0 and not round(share * groups):
-        raise ValueError(f"refine_fraction: {share}, expected 0 or at least one of the {groups} groups of each shard")
+    if stored is None:  # earlier versions accepted these, and their runs go on
+        _check_effects(config, config.num_groups // count)
     return count
+
+
+def _check_effects(config: GRPOConfig, groups: int) -> None:
+    """Raise ``ValueError`` for a setting that has no effect in a run with so many groups per shard."""
+    share = config.refine_fraction
+    if share > 0 and not round(share * groups):
+        raise ValueError(f"refine_fraction: {share}, expected 0 or at least one of the {groups} groups of each shard")
+    if config.multi_objective_aggregation == "normalize_then_sum" and config.scale_rewards != "group":
+        wanted = "expected group with multi_objective_aggregation normalize_then_sum, which standardises over the batch"
+        raise ValueError(f"scale_rewards: {config.scale_rewards!r}, {wanted}")
 
 
 def check_given(rewards: Sequence[Reward], config: GRPOConfig, columns: Sequence[Mapping[str, Any]] | None, processes: int) -> None:

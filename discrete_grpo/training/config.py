@@ -273,9 +273,6 @@ class GRPOConfig:
             raise ValueError("sync_ref_model: True, expected a reference to follow (beta > 0)")
         if self.kl_direction == "forward" and self.kl_estimator == "k2":
             raise ValueError("kl_estimator: 'k2', expected exact, k1 or k3 with kl_direction forward")
-        if self.multi_objective_aggregation == "normalize_then_sum" and self.scale_rewards != "group":
-            wanted = "expected group with multi_objective_aggregation normalize_then_sum, which standardises over the batch"
-            raise ValueError(f"scale_rewards: {self.scale_rewards!r}, {wanted}")
         if self.kl_in == "both" and self.kl_estimator != "exact":
             raise ValueError(f"kl_estimator: {self.kl_estimator!r}, expected exact with kl_in both, where others count twice")
         if self.kl_estimator == "k1" and self.kl_in != "reward" and not self.use_bias_correction_kl:

@@ -99,5 +99,12 @@ def test_a_policy_may_have_networks_of_these_names_that_it_makes_itself() -> Non
         def init_args(self) -> dict[str, Any]:
             return {"decode": self.decode}
 
-    for policy in (Own(1), Described(nn.Identity())):
+    class Without(nn.Module):
+        """It has no checkpoints that could lack it."""
+
+        def __init__(self, decode: nn.Module) -> None:
+            super().__init__()
+            self.decode = decode
+
+    for policy in (Own(1), Described(nn.Identity()), Without(nn.Linear(2, 2))):
         assert as_module(policy) is policy  # type: ignore[arg-type]

@@ -103,10 +103,18 @@ class Tour:
 
 @pytest.mark.parametrize("sample", [Tour([1]), [Tour([1])], {"a": Tour([1])}, object(), np.array([Tour([1])], dtype=object)])
 def test_a_place_in_memory_is_no_text(sample: Any) -> None:
-    with pytest.raises(ValueError, match=r"have no text of their own .*, expected a method __str__ that tells them apart"):
+    with pytest.raises(
+        ValueError,
+        match=r"have no text of their own .*, expected a method __str__ that tells them apart",
+    ):
         sample_text(sample)
     with pytest.raises(ValueError, match="have no text of their own"):
         Ledger().score([lambda samples, **_: [1.0]], [sample])
+
+
+def test_an_array_of_objects_names_their_type() -> None:
+    with pytest.raises(ValueError, match=r"^samples: objects of type Tour have no text of their own"):
+        sample_text(np.array([Tour([1])], dtype=object))
 
 
 def test_molecules_of_rdkit_are_told_apart_with_their_positions() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import sys
@@ -221,6 +222,7 @@ def test_the_published_data_sets_are_whole(name: DataName) -> None:
     assert sum(known.node_counts) == pytest.approx(160 if name == "sbm" else 1, abs=2e-3)
     assert sum(known.edge_marginal) == pytest.approx(1, abs=0.06)
     assert bool(known.atoms) == bool(known.weights) == (known.steps == 500)
+    assert dataclasses.replace(known, steps=20.0).steps == 20  # type: ignore[arg-type]
 
 
 # -- a whole policy

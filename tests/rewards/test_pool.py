@@ -271,7 +271,7 @@ def test_a_reward_of_the_script_itself_is_refused(monkeypatch: pytest.MonkeyPatc
         RewardPool(mine)
     kind = type("Mine", (pool_rewards.Scaled,), {"__module__": "__main__"})
     monkeypatch.setattr(sys.modules["__main__"], "Mine", kind, raising=False)
-    for made in (kind(2.0), functools.partial(mine, aim=1)):
+    for made in (kind(2.0), functools.partial(mine, aim=1), functools.lru_cache(mine)):
         with pytest.raises(ValueError, match=r"reward: .* stands in the script itself, which workers cannot import"):
             RewardPool(made)
     assert RewardPool(ExternalReward(["python", "pkg/__main__.py"])).name == "__main__"  # only a name of a file

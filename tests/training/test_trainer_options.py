@@ -96,10 +96,6 @@ def test_a_policy_with_scores_of_its_own() -> None:
         ({"kl_direction": "forward", "kl_estimator": "k2"}, "kl_estimator: 'k2', expected exact, k1 or k3"),
         ({"kl_estimator": "k1", "use_bias_correction_kl": False}, "kl_estimator: 'k1', expected use_bias_correction_kl"),
         ({"kl_estimator": "k1", "kl_in": "both"}, "kl_estimator: 'k1', expected exact with kl_in both"),
-        (
-            {"multi_objective_aggregation": "normalize_then_sum", "scale_rewards": "batch"},
-            "scale_rewards: 'batch', expected group with multi_objective_aggregation normalize_then_sum",
-        ),
         ({"steps_per_generation": 65}, "steps_per_generation: 65, expected at most 64 (generation_batch_size)"),
         ({"steps_per_generation": 0}, "steps_per_generation: 0, expected at least 1"),
         ({"top_entropy_quantile": 0.0}, "top_entropy_quantile: 0.0, expected more than 0 and at most 1"),
@@ -149,3 +145,14 @@ def test_a_rate_that_has_decayed_stays_there(kind: Any) -> None:
     assert rates[:2] == [1.0, 1.0]
     assert rates[2] == pytest.approx(0.5)
     assert rates[3:] == [0.0] * 6
+
+
+def test_a_setting_without_an_effect_is_refused_in_new_runs_alone(tmp_path: Path) -> None:
+    """Runs of earlier versions, which did not read it, go on."""
+    config = GRPOConfig(**SMALL, max_steps=2, multi_objective_aggregation="normalize_then_sum")
+    GRPOTrainer(tiny_policy(), two_values, replace(config, max_steps=1), run=tmp_path).train()
+    other = replace(config, scale_rewards="batch")
+    with pytest.raises(ValueError, match=r"^scale_rewards: 'batch', expected group with"):
+        GRPOTrainer(tiny_policy(), two_values, other)
+    resumed = GRPOTrainer(tiny_policy(), two_values, other, run=tmp_path, resume=True)
+    assert len(resumed.train()) == 1
