@@ -150,8 +150,12 @@ def molecule_to_classes(mol: Chem.Mol, vocabulary: Vocabulary) -> tuple[list[int
     """Node classes in atom order, and (i, j, class) of each bond with i < j, kekulised.
 
     Raises:
-        ValueError: if an atom type is not in the vocabulary, or as :func:`molecule_parts` does.
+        ValueError: if an atom type is not in the vocabulary, a bond is not single, double or triple, or a hydrogen is bonded to no
+            heavy atom, as in ``[H][H]``.
     """
+    for atom in mol.GetAtoms():
+        if atom.GetAtomicNum() == 1 and all(other.GetAtomicNum() == 1 for other in atom.GetNeighbors()):
+            raise ValueError("mol: a hydrogen that is bonded to no heavy atom, expected none")
     types, bonds = molecule_parts(mol)
     missing = [AtomType(*t).label for t in types if t not in vocabulary.index]
     if missing:
@@ -163,11 +167,8 @@ def molecule_parts(mol: Chem.Mol) -> tuple[list[tuple[str, int]], list[tuple[int
     """(symbol, charge) of each heavy atom, and (i, j, class) of each bond with i < j, kekulised.
 
     Raises:
-        ValueError: if a bond is not single, double or triple, or a hydrogen is bonded to no heavy atom, as in ``[H][H]``.
+        ValueError: if a bond is not single, double or triple.
     """
-    for atom in mol.GetAtoms():
-        if atom.GetAtomicNum() == 1 and all(other.GetAtomicNum() == 1 for other in atom.GetNeighbors()):
-            raise ValueError("mol: a hydrogen that is bonded to no heavy atom, expected none")
     flat = Chem.Mol(_bare(mol))
     Chem.Kekulize(flat, clearAromaticFlags=True)
     bonds = []
