@@ -34,8 +34,8 @@ from tests.recipes.optimise_parts import run
         ({"max_oracle_calls": 2.5}, "^max_oracle_calls: 2.5, expected a whole number, at least 1$"),
         ({"max_oracle_calls": "10"}, "^max_oracle_calls: '10', expected a whole number, at least 1$"),
         ({"keep": None}, "^keep: None, expected a whole number, at least 1$"),
-        ({"seed": -1}, "^seed: -1, expected at least 0$"),
-        ({"seed": "a"}, "^seed: 'a', expected a whole number, at least 0$"),
+        ({"seed": -1}, "^seed: -1, expected 0 to 4294967295$"),
+        ({"seed": "a"}, "^seed: 'a', expected a whole number, 0 to 4294967295$"),
     ],
 )
 def test_settings_are_refused(given: dict[str, Any], said: str) -> None:
