@@ -4,7 +4,7 @@
 
 Each run is a process of its own with as many threads as ``--threads``, and runs on as many cores. ``limited`` is the command as it
 stands (``discrete_grpo/cli/threads.py``); ``unlimited`` sets ``GOMP_SPINCOUNT`` to the 300,000 turns that GNU OpenMP takes by
-default. ``busy`` has an endless loop on the first of the cores, ``idle`` has not. The four follow each other in every repeat. The
+default. ``busy`` has an endless loop of another session on the first of the cores, ``idle`` has not. The four follow each other in every repeat. The
 seconds are those of an update, without the first.
 """
 
@@ -38,7 +38,7 @@ def occupied(core: int | None) -> Iterator[int | None]:
         yield None
         return
     code = f"import os; os.sched_setaffinity(0, [{core}])\nwhile True: pass"
-    with subprocess.Popen([sys.executable, "-c", code]) as loop:
+    with subprocess.Popen([sys.executable, "-c", code], start_new_session=True) as loop:  # the scheduler shares by session
         try:
             yield loop.pid
         finally:
