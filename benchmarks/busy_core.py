@@ -1,11 +1,11 @@
 """Time updates of ``train demo`` while another program occupies one core, with and without the limit on spinning threads.
 
-    python -m benchmarks.busy_core                       # -> results/busy_core.json, about 20 minutes on two cores
+    python -m benchmarks.busy_core                       # -> results/busy_core.json, about 15 minutes on two cores
 
 Each run is a process of its own with as many threads as ``--threads``, and runs on as many cores. ``limited`` is the command as it
 stands (``discrete_grpo/cli/threads.py``); ``unlimited`` sets ``GOMP_SPINCOUNT`` to the 300,000 turns that GNU OpenMP takes by
-default. ``busy`` has an endless loop of another session on the first of the cores, ``idle`` has not. The four follow each other in every repeat. The
-seconds are those of an update, without the first.
+default. ``busy`` has an endless loop of another session on the first of the cores, ``idle`` has not. The four follow each other in
+every repeat. The seconds are those of an update, without the first.
 """
 
 from __future__ import annotations
