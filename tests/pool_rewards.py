@@ -37,7 +37,7 @@ def plus_column(samples: list[float], *, add: list[float], **columns: Any) -> li
 
 
 def sum_of_nodes(samples: list[Any], *, add: list[Any], **columns: Any) -> list[Any]:
-    """Of graphs as tensors, and a column of tensors; each number is a tensor too."""
+    """Add the classes of all nodes of a graph to the number in its column; both numbers, and so the score, are tensors."""
     return [graph.nodes.sum() + number for graph, number in zip(samples, add, strict=True)]
 
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 __all__ = [
     "check_budget",
     "check_fit",
+    "check_folder_names",
     "check_known_policy",
-    "check_names",
     "check_policy_fits",
     "check_seeds",
     "chosen",
@@ -82,13 +82,13 @@ def chosen_tasks(given: Sequence[str | Task] | None, known: Mapping[str, T]) -> 
             raise ValueError(f"tasks: {one!r}, expected the name of a task or a Task")
         if one.name in known:
             raise ValueError(f"tasks: one of your own is named {one.name!r}, as one of the suite is, expected another name")
-    check_names("tasks", [one.name for one in own])
+    check_folder_names("tasks", [one.name for one in own])
     names = [one for one in given if isinstance(one, str)]
     of_suite = iter(chosen("tasks", names, known) if names or not own else ())
     return [next(of_suite) if isinstance(one, str) else one for one in given]
 
 
-def check_names(what: str, names: Sequence[str]) -> None:
+def check_folder_names(what: str, names: Sequence[str]) -> None:
     """Raise ``ValueError`` unless the names are different and can be names of folders."""
     for k, name in enumerate(names):
         if SAFE.fullmatch(name) is None:

@@ -158,7 +158,7 @@ def _tasks(request: Request) -> tuple[str, list[Task], Any, int]:
             raise ValueError(f"suite: {task!r}, expected the name of a suite, a Task, or several")
     if not tasks:
         raise ValueError("suite: an empty list, expected the name of a suite, a Task, or several")
-    checks.check_names("suite", [task.name for task in tasks])
+    checks.check_folder_names("suite", [task.name for task in tasks])
     known = {task.name: task for task in tasks}
     default = {"molecules": "smiles-zinc", "graphs": "planar-16"}.get(tasks[0].kind if tasks else "")
     return OWN, checks.chosen("tasks", cast("Sequence[str] | None", request.tasks), known), default, 10_000
@@ -210,7 +210,7 @@ def _methods(request: Request, tasks: Sequence[Task]) -> list[Method]:
     names = [one for one in given if isinstance(one, str)]
     checks.chosen("methods", names, METHODS) if names or not given else None
     methods = [METHODS[one] if isinstance(one, str) else as_method(one) for one in given]
-    checks.check_names("methods", [method.name for method in methods])
+    checks.check_folder_names("methods", [method.name for method in methods])
     for name, path in (("screen", request.screen), ("warm_start", request.warm_start)):
         if path is not None and not (isinstance(path, str | Path) and Path(path).is_file()):
             raise ValueError(f"{name}: {path!r} does not exist, expected a SMILES file")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import pickle
 import signal
@@ -11,13 +10,13 @@ import struct
 import subprocess
 import sys
 import time
-import types
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from discrete_grpo.benchmarking import worker
 from discrete_grpo.benchmarking.jobs import FAILED, ROW, Job, by_name, write_failure
+from discrete_grpo.core.importable import dumps_importable
 from discrete_grpo.core.interrupt import Interrupt, Interrupted
 from discrete_grpo.core.json_files import read_json
 
@@ -28,28 +27,13 @@ POLL = 0.05
 THREADS = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 
 
-class _ByImportPath(pickle.Pickler):
-    """Refuses functions and classes of the main script, which a worker cannot import."""
-
-    def reducer_override(self, value: Any) -> Any:
-        if isinstance(value, types.FunctionType | type) and value.__module__ == "__main__":
-            raise pickle.PicklingError(f"{value.__qualname__} is defined in the main script")
-        return NotImplemented
-
-
 def portable(value: Any) -> str | None:
     """The reason why a value cannot be sent to a worker process, in a few words; None if it can."""
     try:
-        _dumps(value)
+        dumps_importable(value)
     except Exception as error:  # a user's object may raise anything here
         return " ".join(str(error).split()) or type(error).__name__
     return None
-
-
-def _dumps(value: Any) -> bytes:
-    buffer = io.BytesIO()
-    _ByImportPath(buffer, protocol=4).dump(value)
-    return buffer.getvalue()
 
 
 class _Worker:
@@ -59,7 +43,7 @@ class _Worker:
         self.job = job
         self.time_limit = time_limit
         self.deadline = None if time_limit is None else time.monotonic() + time_limit
-        payload = pickle.dumps((sys.path, _dumps(by_name(job))))
+        payload = pickle.dumps((sys.path, dumps_importable(by_name(job))))
         job.folder.parent.mkdir(parents=True, exist_ok=True)
         (job.folder / FAILED).unlink(missing_ok=True)  # of an earlier run
         self._said = job.folder.with_name(f"{job.folder.name}.log")  # beside the folder, which the job makes anew

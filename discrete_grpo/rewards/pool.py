@@ -6,7 +6,6 @@ the order in which they arrive does not matter.
 
 from __future__ import annotations
 
-import io
 import os
 import pickle
 import threading
@@ -18,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 
 from discrete_grpo.core.checks import check_range, check_samples, check_whole
+from discrete_grpo.core.importable import InMainScript, dumps_importable
 from discrete_grpo.core.processes import usable_cores
 from discrete_grpo.core.reward_arguments import check_forgets, reward_name
 from discrete_grpo.core.scoring import Failure, Failures, RewardError
@@ -295,30 +295,16 @@ def _payload(reward: Any, init_args: dict[str, Any] | None) -> bytes:
     if not callable(reward) or init_args is not None:
         wanted = "none beside an object" if callable(reward) else "a callable or an import path"
         raise ValueError(f"{'init_args' if callable(reward) else 'reward'}: {init_args or reward!r}, expected {wanted}")
-    name, buffer = reward_name(reward), io.BytesIO()
+    name = reward_name(reward)
     try:
-        _ByImportPath(buffer).dump((reward, None))
-    except _InScript as error:
-        part = "" if str(error) == name else f"holds {error}, which "
+        return dumps_importable((reward, None))
+    except InMainScript as error:
+        part = "" if error.name == name else f"holds {error.name}, which "
         raise ValueError(
             f"reward: {name} {part}stands in the script itself, which workers cannot import; put it into a module"
         ) from None
     except Exception as error:
         raise ValueError(f"reward: {name} cannot be sent to another process ({error}); put it into a module") from error
-    return buffer.getvalue()
-
-
-class _InScript(Exception):
-    """A function or class, named by the text, of the script itself."""
-
-
-class _ByImportPath(pickle.Pickler):
-    """Refuses functions and classes of the script itself, and so their objects."""
-
-    def reducer_override(self, value: Any) -> Any:
-        if getattr(value, "__module__", None) == "__main__" and hasattr(value, "__qualname__"):
-            raise _InScript(value.__qualname__)
-        return NotImplemented
 
 
 def _dismiss(seats: list[_Seat], owner: int) -> None:
