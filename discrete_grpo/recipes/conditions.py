@@ -23,8 +23,8 @@ __all__ = [
     "check_unconditional",
     "column_names",
     "kept_columns",
+    "prepare_and_tell",
     "prepare_columns",
-    "prepared",
     "read_columns",
     "tell_unread",
 ]
@@ -209,7 +209,7 @@ def _check_names(policy: Any, condition: Columns) -> None:
             raise ValueError(f"columns: a condition named {name!r}; did you mean {near[0]!r}?")
 
 
-def prepared(
+def prepare_and_tell(
     loaded: LoadedPolicy, given: Sequence[Columns] | None, scaffold: str | None, *, argument: str = "columns"
 ) -> list[Columns] | None:
     """As :func:`prepare_columns`, with errors that name ``argument``; which conditions only rewards read is printed."""

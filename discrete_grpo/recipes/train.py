@@ -17,7 +17,7 @@ from discrete_grpo.core.reward_arguments import as_rewards, check_callables, fun
 from discrete_grpo.core.rollout import Reward
 from discrete_grpo.policies.options import Likelihood, NodeCount, graph_part, with_options, without_likelihood
 from discrete_grpo.recipes.before_and_after import MEMORIES, Evaluations, Memories, Results
-from discrete_grpo.recipes.conditions import check_read, column_names, kept_columns, prepared, read_columns
+from discrete_grpo.recipes.conditions import check_read, column_names, kept_columns, prepare_and_tell, read_columns
 from discrete_grpo.recipes.families import Columns, View, check_view, seen_by
 from discrete_grpo.recipes.lengthened import check_length
 from discrete_grpo.recipes.loading import LoadedPolicy, class_name, load, policy_object
@@ -336,9 +336,9 @@ def _conditions(
         return [kept_columns(getattr(recipe, name), folder / f"{name}.jsonl", resume=resume, argument=name) for name in names]
 
     read = processes.run_all(lambda: work() if processes.first else [])[0]
-    if (columns := prepared(loaded, read[0], recipe.scaffold)) is None:
+    if (columns := prepare_and_tell(loaded, read[0], recipe.scaffold)) is None:
         check_read(loaded.policy, None)
-    return columns, columns if read[1] is None else prepared(loaded, read[1], recipe.scaffold, argument=names[1])
+    return columns, columns if read[1] is None else prepare_and_tell(loaded, read[1], recipe.scaffold, argument=names[1])
 
 
 def _in_first(processes: ProcessGroup, ledger: Ledger, work: Callable[[], Results]) -> Results:
