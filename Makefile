@@ -3,7 +3,10 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint typed doctests wheel clean
+# The tests that `make test` takes; `make test-all` takes the slow ones too.
+PICK := -m "not slow"
+
+.PHONY: demo test test-all lint typed doctests wheel clean
 
 # Python keeps the modules that it compiles, also where the environment forbids it, as this empty value undoes that: else each of the
 # some hundred processes that the tests start compiles torch anew, which takes longer than what most of them test.
@@ -49,7 +52,10 @@ wheel: $(VENV)/ready
 test: export OMP_NUM_THREADS = 1
 test: $(VENV)/ready
 	$(MAKE) -j2 $(if $(filter output-sync,$(.FEATURES)),--output-sync) lint typed doctests wheel  # two at a time, each on one core; typed takes as long as the others together
-	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=25 $(addprefix --ignore=,$(filter-out tests/core/test_categorical.py,$(TYPED)))
+	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=25 $(PICK) $(addprefix --ignore=,$(filter-out tests/core/test_categorical.py,$(TYPED)))
+
+test-all: PICK :=
+test-all: test
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache

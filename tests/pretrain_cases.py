@@ -33,7 +33,7 @@ from discrete_grpo.policies.tokens import TokenPolicy
 from discrete_grpo.rewards.judge import TextScorer
 from discrete_grpo.training.config import PretrainConfig
 from discrete_grpo.training.pretrain import Pretrainer
-from tests.toys import tiny_network, tiny_policy
+from tests.toys import tiny_network, transformer_policy
 
 ROWS = 37
 CONFIG = PretrainConfig(max_steps=6, batch_size=8, learning_rate=1e-2, warmup_steps=2, log_steps=2, save_steps=3, ema_decay=0.9)
@@ -69,7 +69,7 @@ def _graph_data(least: int = 1) -> tuple[Tensor, GraphBatch]:
 def graphs(dtype: torch.dtype) -> tuple[Any, Any]:
     """Graphs of one to four nodes; those of one node have no pair."""
     sizes, data = _graph_data()
-    return tiny_policy(sizes=(0.0, 0.25, 0.25, 0.25, 0.25)).to(dtype), Rows(sizes, data.index)
+    return transformer_policy(sizes=(0.0, 0.25, 0.25, 0.25, 0.25)).to(dtype), Rows(sizes, data.index)
 
 
 def conditioned(dtype: torch.dtype) -> tuple[Any, Any]:
@@ -77,7 +77,11 @@ def conditioned(dtype: torch.dtype) -> tuple[Any, Any]:
     sizes, data = _graph_data(2)
     scales = [Property("p", 1.0, 2.0), Property("q")]
     values = torch.randn(ROWS, 2, generator=_generator()).to(dtype)
-    args = tiny_policy().init_args() | {"network": tiny_network(num_properties=2), "properties": scales, "condition_dropout": 0.4}
+    args = transformer_policy().init_args() | {
+        "network": tiny_network(num_properties=2),
+        "properties": scales,
+        "condition_dropout": 0.4,
+    }
     return GraphPolicy(**args).to(dtype), Rows(sizes, lambda rows: ConditionedGraphs(data.index(rows), values[rows]))
 
 

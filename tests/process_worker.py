@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import time
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -100,9 +101,9 @@ REWARDS = {"resample": rounded, "fails": fails_in_the_second, "idle": idle_in_th
 
 
 def trainer(case: str, folder: Path, *, resume: bool = False, **changed: Any) -> GRPOTrainer:
-    policy: Policy = tiny_policy(layers=1).double()
+    policy: Policy = tiny_policy().double()
     if case == "sizes":
-        policy = SizedPolicy(tiny_policy(layers=1).double(), RunningSizes([0.0, 0.3, 0.4, 0.3], rate=0.2))
+        policy = SizedPolicy(tiny_policy().double(), RunningSizes([0.0, 0.3, 0.4, 0.3], rate=0.2))
     ledger = None
     if case in ("budget", "stale"):
         path = folder / "ledger.sqlite"
@@ -149,6 +150,15 @@ def audited(folder: Path) -> None:
     run_train(recipe, resume=True)
 
 
+def gloo_threads() -> list[str]:
+    """Names of the threads of gloo in this process, on Linux."""
+    names = []
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # it may end while the folder is read
+            names.append((task / "comm").read_text().strip())
+    return [name for name in names if "gloo" in name]
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     root, *names = sys.argv[1:]
@@ -166,5 +176,7 @@ if __name__ == "__main__":
     if "RANK" in os.environ and sys.platform == "linux":
         torch.distributed.barrier()
         leave()
-        threads = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
-        assert not [name for name in threads if "gloo" in name], threads  # one of them can abort the exit
+        deadline = time.monotonic() + 10  # a thread that has ended is listed for a moment longer
+        while (left := gloo_threads()) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert not left, left  # one of them can abort the exit

@@ -88,7 +88,6 @@ def unbroken(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any,
         return outcome("run")
 
 
-@pytest.mark.slow
 def test_ctrl_c_saves_and_resume_ends_with_the_same_bits(unbroken: tuple[Any, ...]) -> None:
     process = start(*long_train("run", "--grpo.save_steps=1000"))
     wait_for(lambda: lines("run") > 0, process)

@@ -179,6 +179,7 @@ def test_the_classifier_knows_images_it_has_not_seen() -> None:
     assert float((found == data.labels).double().mean()) > 0.97
 
 
+@pytest.mark.slow
 def test_a_few_updates_raise_the_sum_of_three_rewards() -> None:
     pytest.importorskip("sklearn")
     pytest.importorskip("skimage")

@@ -17,13 +17,13 @@ from discrete_grpo.runs.recorder import read_metrics
 from discrete_grpo.training.config import GRPOConfig
 from discrete_grpo.training.lora import LoraOptions, add_lora, has_lora
 from discrete_grpo.training.trainer import GRPOTrainer
-from tests.toys import share_of_class_two, tiny_policy
+from tests.toys import share_of_class_two, transformer_policy
 
 SMALL = GRPOConfig(max_steps=4, num_generations=4, generation_batch_size=8, learning_rate=0.02, save_steps=2, beta=0.05, seed=1)
 
 
 def adapted(run: Path, resume: bool = False, **changed: Any) -> GRPOTrainer:
-    policy = tiny_policy()
+    policy = transformer_policy()
     add_lora(policy, 2, 4, "all-linear", seed=3)
     return GRPOTrainer(policy, share_of_class_two, replace(SMALL, **changed), run=run, resume=resume)
 
@@ -45,9 +45,9 @@ def test_a_run_with_adapters_goes_on_to_the_same_bits_and_ends_with_a_plain_poli
     assert same(weights(whole.module), weights(resumed.module))
     assert has_lora(whole.module)
     assert not has_lora(whole.best_policy)
-    assert weights(whole.best_policy).keys() == weights(tiny_policy()).keys()
+    assert weights(whole.best_policy).keys() == weights(transformer_policy()).keys()
     assert same(weights(read_policy(tmp_path / "whole/checkpoints/step-00000004")), weights(whole.best_policy))
-    assert not same(weights(whole.best_policy), weights(tiny_policy()))
+    assert not same(weights(whole.best_policy), weights(transformer_policy()))
 
 
 def test_a_run_with_adapters_can_end_with_its_best_policy(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_a_recipe_with_adapters_exports_a_plain_policy(tmp_path: Path) -> None:
 
 def test_layers_computed_again_give_the_same_bits(tmp_path: Path) -> None:
     made = [
-        GRPOTrainer(tiny_policy(), share_of_class_two, replace(SMALL, checkpoint_layers=again), run=tmp_path / str(again))
+        GRPOTrainer(transformer_policy(), share_of_class_two, replace(SMALL, checkpoint_layers=again), run=tmp_path / str(again))
         for again in (False, True)
     ]
     for trainer in made:
@@ -85,7 +85,7 @@ def test_the_policy_and_its_reference_are_compiled_if_asked_for(monkeypatch: pyt
     """What compiled layers compute is held by tests/training/test_compiled.py."""
     seen: list[nn.Module] = []
     monkeypatch.setattr("discrete_grpo.training.trainer.compile_network", seen.append)
-    made = GRPOTrainer(tiny_policy(), share_of_class_two, replace(SMALL, torch_compile=True))
+    made = GRPOTrainer(transformer_policy(), share_of_class_two, replace(SMALL, torch_compile=True))
     assert seen == [made.module, made.reference]
-    GRPOTrainer(tiny_policy(), share_of_class_two, SMALL)
+    GRPOTrainer(transformer_policy(), share_of_class_two, SMALL)
     assert len(seen) == 2

@@ -22,7 +22,7 @@ from discrete_grpo.policies.restart import Restart
 from discrete_grpo.policies.surrogate import EagerLikelihood
 from discrete_grpo.runs.checkpoint import read_policy, save
 from discrete_grpo.testing import check_policy
-from tests.toys import share_of_class_two, tiny_policy
+from tests.toys import share_of_class_two, tiny_policy, transformer_policy
 
 COUNTS = (0.0, 0.1, 0.2, 0.0, 0.7)
 HEADS: dict[str, Any] = {"learned": LearnedSizes, "running": RunningSizes}
@@ -30,7 +30,7 @@ every_head = pytest.mark.parametrize("kind", HEADS)
 
 
 def make(kind: str = "learned", counts: Sequence[float] = COUNTS, seed: int = 0, **options: Any) -> SizedPolicy:
-    return SizedPolicy(tiny_policy(seed=seed, **options), HEADS[kind](counts)).eval()
+    return SizedPolicy(transformer_policy(seed=seed, **options), HEADS[kind](counts)).eval()
 
 
 def seeded(seed: int) -> torch.Generator:
@@ -188,6 +188,7 @@ def test_given_sizes_are_not_observed() -> None:
 
 
 @every_head
+@pytest.mark.slow
 def test_training_finds_the_size_that_is_rewarded(kind: str) -> None:
     policy = make(kind, (0.0, 0.0, 0.3, 0.3, 0.4))
     config = GRPOConfig(max_steps=25, num_generations=8, generation_batch_size=32, learning_rate=1e-2, ema_decay=0.9)

@@ -25,7 +25,7 @@ from discrete_grpo.policies.restart import Restart
 from discrete_grpo.testing import check_policy
 from tests import oracles
 from tests.policies.restart_parts import CLEAN, State, again, seeded
-from tests.toys import tiny_policy
+from tests.toys import transformer_policy
 
 LINEAR, COSINE = LinearSchedule(), CosineSchedule()
 KERNELS: dict[str, tuple[Kernel, Kernel]] = {
@@ -176,7 +176,7 @@ def test_the_conformance_kit_passes_on_a_batch_of_everything() -> None:
         {"num_nodes": 2},
     )
     check_policy(
-        tiny_policy(share_initial_noise=True, layers=1), group_contexts(4, 3, tail), samples=200, seconds=3.0
+        transformer_policy(share_initial_noise=True), group_contexts(4, 3, tail), samples=200, seconds=3.0
     ).raise_on_failure()
 
 

@@ -28,7 +28,7 @@ from discrete_grpo.testing import check_policy
 from tests import oracles
 from tests.broken_policies import more_padding, relabelled
 from tests.policies.test_graph_conditions import COLUMNS, conditional
-from tests.toys import tiny_policy
+from tests.toys import tiny_policy, transformer_policy
 
 State = tuple[int, ...]
 KERNELS: tuple[Kernel, Kernel] = (D3PM(uniform(2, CosineSchedule())), D3PM(uniform(2, LinearSchedule())))
@@ -116,7 +116,7 @@ def test_groups_of_one_are_drawn_to_the_bit_as_without_shared_steps(sized: bool)
 
 
 def test_members_of_one_size_share_where_the_size_is_a_choice() -> None:
-    policy = SizedPolicy(tiny_policy(shared_steps=2), LearnedSizes((0.0, 0.3, 0.3, 0.0, 0.4))).eval()
+    policy = SizedPolicy(transformer_policy(shared_steps=2), LearnedSizes((0.0, 0.3, 0.3, 0.0, 0.4))).eval()
     rollout = policy.sample(group_contexts(3, 5), generator=seeded(3))
     for a, b in itertools.combinations(range(15), 2):
         if rollout.size[a] == rollout.size[b] > 1:
@@ -298,7 +298,7 @@ def test_the_laws_of_whole_trajectories_hold_for_groups_of_one() -> None:
 
 @pytest.mark.parametrize("kind", ["everything", "guided", "sized"])
 def test_the_conformance_kit_passes(kind: str) -> None:
-    policy: Any = conditional(2.0, shared_steps=2) if kind == "guided" else tiny_policy(shared_steps=2)
+    policy: Any = conditional(2.0, shared_steps=2) if kind == "guided" else transformer_policy(shared_steps=2)
     policy = SizedPolicy(policy, LearnedSizes(policy.node_counts)).eval() if kind == "sized" else policy
     columns = COLUMNS if kind == "guided" else EVERYTHING
     skip = {"learning", "calibration"}  # of groups of one, which share nothing
@@ -307,7 +307,7 @@ def test_the_conformance_kit_passes(kind: str) -> None:
 
 
 def test_a_surrogate_of_steps_leaves_the_shared_ones_out() -> None:
-    policy = EagerLikelihood(tiny_policy(shared_steps=2))
+    policy = EagerLikelihood(transformer_policy(shared_steps=2))
     rollout = policy.sample(group_contexts(2, 3), generator=seeded(0))
     scores = policy.score(rollout)
     assert torch.equal(scores.mask.sum(-1), rollout.units)

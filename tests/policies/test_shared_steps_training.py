@@ -18,7 +18,7 @@ from discrete_grpo.runs.checkpoint import read_policy, save
 from discrete_grpo.runs.recorder import read_metrics
 from tests.policies.test_graph_conditions import conditional
 from tests.policies.test_shared_steps import seeded
-from tests.toys import share_of_class_two, tiny_policy
+from tests.toys import share_of_class_two, tiny_policy, transformer_policy
 
 SMALL: dict[str, Any] = {"num_generations": 4, "generation_batch_size": 12, "learning_rate": 1e-2, "save_steps": 2}
 
@@ -89,7 +89,7 @@ def test_resume_ends_with_the_same_bits(tmp_path: Path) -> None:
 
 def test_a_checkpoint_keeps_the_option_and_one_without_it_has_none(tmp_path: Path) -> None:
     for shared in (0, 2):
-        policy = tiny_policy(shared_steps=shared)
+        policy = transformer_policy(shared_steps=shared)
         assert policy.init_args().get("shared_steps", "none") == (shared or "none")
         again: Any = read_policy(save(tmp_path / str(shared), policy, metadata={}))
         assert again.shared_steps == shared

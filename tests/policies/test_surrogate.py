@@ -96,6 +96,7 @@ FAMILIES: dict[str, tuple[Kernel, Kernel]] = {
 
 
 @pytest.mark.parametrize(("name", "kind"), [("eager", "uniform"), ("eager", "absorbing"), ("elbo", "absorbing"), ("elbo", "euler")])
+@pytest.mark.slow
 def test_training_raises_the_reward(name: str, kind: str) -> None:
     x, e = FAMILIES[kind]
     network = masked_network() if kind == "absorbing" else tiny_network(x.noise.num_states, e.noise.num_states, layers=1)
@@ -129,7 +130,7 @@ def test_resume_and_checkpoints_keep_the_wrapper(name: str, tmp_path: Path) -> N
     resumed = GRPOTrainer(built(name, seed=4), share_of_class_two, config, run=tmp_path / "part", resume=True)
     resumed.train()
     assert all(torch.equal(a, b) for a, b in zip(whole.module.parameters(), resumed.module.parameters(), strict=True))
-    again: Any = read_policy(save(tmp_path / "policy", whole.module, metadata={}))
+    again: Any = read_policy(save(tmp_path / "policy", whole.module, metadata={}), trusted=["discrete_grpo", "tests"])
     assert type(again).__qualname__ == type(whole.policy).__qualname__
     assert again.init_args().keys() == built(name).init_args().keys()
     assert isinstance(again.policy, GraphPolicy)

@@ -14,7 +14,7 @@ from discrete_grpo.policies.surrogate import EagerLikelihood
 from discrete_grpo.testing import check_policy
 from tests import oracles
 from tests.policies.surrogate_parts import STEPS, clean_probs, every_kernel, seeded, two_nodes
-from tests.toys import tiny_policy
+from tests.toys import tiny_policy, transformer_policy
 
 
 @every_kernel
@@ -65,5 +65,5 @@ def test_the_eager_gradient_is_that_of_the_cross_entropy_on_the_states_of_the_tr
 
 
 def test_an_eager_policy_passes_the_kit_with_the_steps_of_its_sampler() -> None:
-    policy = EagerLikelihood(tiny_policy())
+    policy = EagerLikelihood(transformer_policy())
     check_policy(policy, group_contexts(3, 3), samples=150, skip={"learning"}).raise_on_failure()

@@ -91,6 +91,7 @@ def test_a_policy_of_graphs_is_pretrained_on_values_and_measured_against_them(tm
     assert pretrain(recipe, data=coloured(), resume=True) == folder
 
 
+@pytest.mark.slow
 def test_sequences_of_graphs_and_molecules_and_texts_are_pretrained_on_values(tmp_path: Path) -> None:
     sizes: dict[str, Any] = {"layers": 1, "heads": 2, "width": 16}
     common: dict[str, Any] = {"pretrain": loop(), "evaluation_samples": 0}

@@ -126,6 +126,7 @@ def test_settings_fit_if_they_fit_one_kind_of_policies() -> None:
         OptimiseRecipe(policy="qm9-small", settings={"take": 8})
 
 
+@pytest.mark.slow
 def test_a_policy_learns_on_where_the_best_molecules_are_beyond_its_reach(tmp_path: Path) -> None:
     """The genetic algorithm joins molecules to ones of more than 9 atoms, which fill the memory and the policy cannot draw."""
     graphs(tmp_path / "run", heavy, budget=100, settings={**SMALL, "children": 16, "draws": 24})

@@ -292,6 +292,7 @@ def test_the_bundled_judge_tells_sentences_from_fills_and_leaves_room() -> None:
     assert 0.02 < found["sentences"] < 0.6
 
 
+@pytest.mark.slow
 def test_grpo_raises_the_bundled_judge_and_the_truth_with_it() -> None:
     """On a few prompts, seen often; the preset does it on prompts it never saw, which takes minutes."""
     policy, judge = load_text_policy("fill-in"), Judge("fill-in-judge")

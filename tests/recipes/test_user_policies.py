@@ -33,7 +33,7 @@ from discrete_grpo.rewards.graphs import connected
 from discrete_grpo.rewards.molecules import validity
 from discrete_grpo.runs.checkpoint import CheckpointError, load_metadata, save
 from discrete_grpo.runs.recorder import read_metrics, read_samples
-from tests.toys import share_of_class_two, tiny_network, tiny_policy
+from tests.toys import share_of_class_two, tiny_network, tiny_policy, transformer_policy
 
 MODULE = '''
 from pathlib import Path
@@ -247,7 +247,7 @@ def test_a_policy_with_a_network_of_ones_own_is_named_by_that_network(
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    policy = tiny_policy()
+    policy = transformer_policy()
     policy.network = importlib.import_module("my_network").MyNetwork(policy.network.config)
     save(tmp_path / "kept", policy, metadata={"kind": "graphs"})
     assert main(["sample", "kept", "-n", "2", "--out", "x.txt"]) == 2

@@ -36,6 +36,7 @@ def test_the_memory_of_a_command_is_that_of_its_processes(capsys: pytest.Capture
         measured("fails", 1, [sys.executable, "-c", "raise SystemExit(3)"])
 
 
+@pytest.mark.slow
 def test_the_order_of_an_epoch_takes_twelve_bytes_a_row() -> None:
     code = "from benchmarks.data_memory import order_peak; print(order_peak(8_000_000, 64))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)

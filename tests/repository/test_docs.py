@@ -36,8 +36,9 @@ def blocks(page: str) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(encoding="utf-8"), re.M | re.S)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize(
+    "page", ["README.md", *[pytest.param(page, marks=pytest.mark.slow) for page in PAGES if page != "README.md"]]
+)
 def test_code_runs_in_order(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     found = blocks(page)

@@ -57,6 +57,7 @@ def test_zinc_size_trajectories_are_twenty_times_smaller() -> None:
     assert 6 * 13 * (38 + 38 * 37 // 2) <= found["ours"] <= 1.3 * 6 * 13 * (38 + 38 * 37 // 2)
 
 
+@pytest.mark.slow
 def test_a_chunked_update_is_flat_in_the_number_of_steps() -> None:
     chunked = {steps: update_peak(8, steps, 2, SMALL) for steps in (4, 16)}
     whole = {steps: update_peak(8, steps, None, SMALL) for steps in (4, 16)}

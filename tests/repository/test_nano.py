@@ -268,6 +268,7 @@ def small(nano: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     return nano
 
 
+@pytest.mark.slow
 def test_a_short_run_improves_its_reward(small: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """On seeds 0, 1, 2 the reward was 0, 0, 0.003 untrained, 0.102, 0.122, 0.074 before GRPO and 0.337, 0.340, 0.395 after it."""
     untrained, before, after = small.main(diffusion_steps=120, grpo_updates=8, samples=100)

@@ -27,6 +27,7 @@ def test_hours_follow_from_seconds_launches_and_products() -> None:
     assert estimates(row | {"launches": 0, "gflops": pretrain_cost.RATE / 1e9}, 7200)["gpu_hours"] == pytest.approx(2.0)
 
 
+@pytest.mark.slow
 def test_the_script_writes_its_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny = replace(recipe_of("zinc-graph"), network=NetworkSizes(layers=1, heads=2, width=8, edge_width=4, global_width=4))
     monkeypatch.setattr(pretrain_cost, "recipe_of", lambda preset: tiny)

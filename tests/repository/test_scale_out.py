@@ -60,6 +60,7 @@ def test_the_fit_and_the_model_are_those_of_their_formulas() -> None:
     assert found["batch_times_gpus"] == pytest.approx(4.5 / ((1 + 3 * 0.25 + 8) / 2 + 5.0))
 
 
+@pytest.mark.slow
 def test_a_process_measures_both_workloads(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)

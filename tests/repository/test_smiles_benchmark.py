@@ -114,6 +114,7 @@ def test_a_missing_library_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch, 
 
 
 @pytest.mark.parametrize("conditional", [False, True])
+@pytest.mark.slow
 def test_both_sides_do_the_work_they_are_said_to_do(conditional: bool) -> None:
     pytest.importorskip("transformers")
     case = Case(conditional, SMALL)

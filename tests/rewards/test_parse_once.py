@@ -58,6 +58,7 @@ def generation(samples: Sequence[str | None]) -> None:
     diversity_metrics(samples)
 
 
+@pytest.mark.slow
 def test_a_generation_larger_than_the_usual_room_is_parsed_once(parses: list[str]) -> None:
     samples = chains(2 * GENERATION)
     parses.clear()

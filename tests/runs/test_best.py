@@ -14,7 +14,7 @@ from torch import nn
 from discrete_grpo.runs.checkpoint import Checkpoints, read_policy
 from discrete_grpo.training.config import GRPOConfig, PretrainConfig
 from discrete_grpo.training.trainer import GRPOTrainer
-from tests.toys import share_of_class_two, tiny_policy
+from tests.toys import share_of_class_two, transformer_policy
 
 RUN = GRPOConfig(
     max_steps=8, num_generations=4, generation_batch_size=8, learning_rate=0.02, save_steps=1, save_total_limit=1, seed=2,
@@ -24,7 +24,7 @@ RUN = GRPOConfig(
 
 def trainer(run: Path, **changed: Any) -> GRPOTrainer:
     resume = changed.pop("resume", False)
-    return GRPOTrainer(tiny_policy(), share_of_class_two, replace(RUN, **changed), run=run, resume=resume)
+    return GRPOTrainer(transformer_policy(), share_of_class_two, replace(RUN, **changed), run=run, resume=resume)
 
 
 def test_the_best_checkpoint_is_kept_beside_the_newest(tmp_path: Path) -> None:
@@ -63,4 +63,4 @@ def test_settings_of_the_best_without_a_metric_are_one_line(config: Any) -> None
     with pytest.raises(ValueError, match="load_best_model_at_end: True, expected metric_for_best_model"):
         config(load_best_model_at_end=True)
     with pytest.raises(ValueError, match="load_best_model_at_end: True, expected a run folder"):
-        GRPOTrainer(tiny_policy(), share_of_class_two, replace(RUN, load_best_model_at_end=True))
+        GRPOTrainer(transformer_policy(), share_of_class_two, replace(RUN, load_best_model_at_end=True))

@@ -34,11 +34,11 @@ from discrete_grpo.runs.checkpoint import (
     read_policy,
     save,
 )
-from tests.toys import node_classes, share_of_class_two, tiny_policy
+from tests.toys import SIZES, node_classes, share_of_class_two, transformer_policy
 
 
 def test_a_saved_policy_samples_the_same_bits(tmp_path: Path) -> None:
-    policy = tiny_policy(temperature=0.8, share_initial_noise=True)
+    policy = transformer_policy(temperature=0.8, share_initial_noise=True)
     save(tmp_path / "p", policy, metadata={"data": {"name": "toy"}})
     again = read_policy(tmp_path / "p")
     assert load_metadata(tmp_path / "p") == {"data": {"name": "toy"}}
@@ -72,7 +72,7 @@ CASTS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("made", [tiny_policy, lambda: SizedPolicy(tiny_policy(), LearnedSizes((0.0, 0.0, 0.3, 0.3, 0.4)))])
+@pytest.mark.parametrize("made", [transformer_policy, lambda: SizedPolicy(transformer_policy(), LearnedSizes(SIZES))])
 @pytest.mark.parametrize("kind", CASTS)
 def test_a_policy_loads_in_the_type_it_was_saved_in(kind: str, made: Callable[[], Any], tmp_path: Path) -> None:
     policy = CASTS[kind](made())
@@ -94,7 +94,7 @@ def test_a_policy_loads_in_the_type_it_was_saved_in(kind: str, made: Callable[[]
 @pytest.mark.parametrize("kind", ["float64", "bfloat16"])
 def test_a_run_and_its_checkpoints_keep_the_type(kind: str, tmp_path: Path) -> None:
     config = GRPOConfig(max_steps=2, num_generations=2, generation_batch_size=4, save_steps=1, ema_decay=0.9, beta=0.1)
-    GRPOTrainer(CASTS[kind](tiny_policy()), share_of_class_two, config, run=tmp_path).train()
+    GRPOTrainer(CASTS[kind](transformer_policy()), share_of_class_two, config, run=tmp_path).train()
     latest = Checkpoints(tmp_path).latest()
     start = read_policy(latest)
     start.decode = node_classes
@@ -106,7 +106,7 @@ def test_a_run_and_its_checkpoints_keep_the_type(kind: str, tmp_path: Path) -> N
 
 
 def test_an_earlier_checkpoint_loads_as_before_and_an_edited_one_is_named(tmp_path: Path) -> None:
-    folder = save(tmp_path / "p", tiny_policy().double(), metadata={})
+    folder = save(tmp_path / "p", transformer_policy().double(), metadata={})
     config = json.loads((folder / "config.json").read_text())
     assert config["dtype"] == "float64"
     assert "dtypes" not in config
@@ -181,7 +181,7 @@ def test_items_of_a_mapping_that_are_no_pairs_are_refused(items: Any) -> None:
 
 
 def test_only_trusted_packages_are_imported(tmp_path: Path) -> None:
-    path = save(tmp_path / "p", tiny_policy(), metadata={}) / "config.json"
+    path = save(tmp_path / "p", transformer_policy(), metadata={}) / "config.json"
     config = json.loads(path.read_text())
     config["policy"]["class_path"] = "os.system"
     config["policy"]["init_args"] = {"command": f"touch {tmp_path / 'ran'}"}
@@ -200,7 +200,7 @@ class _Evil:
 
 
 def test_training_state_executes_nothing(tmp_path: Path) -> None:
-    folder = save(tmp_path / "p", tiny_policy(), metadata={}, training={"step": 1})
+    folder = save(tmp_path / "p", transformer_policy(), metadata={}, training={"step": 1})
     assert load_training(folder) == {"step": 1}
     ran = tmp_path / "ran"
     torch.save({"step": _Evil(ran)}, folder / "training.pt")
@@ -217,7 +217,7 @@ def test_training_state_executes_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("file", ["model.safetensors", "config.json", "training.pt"])
 @pytest.mark.parametrize("keep", [0.0, 0.3, 0.99])
 def test_a_truncated_file_is_named(tmp_path: Path, file: str, keep: float) -> None:
-    folder = save(tmp_path / "p", tiny_policy(), metadata={}, training={"x": torch.arange(1000)})
+    folder = save(tmp_path / "p", transformer_policy(), metadata={}, training={"x": torch.arange(1000)})
     whole = (folder / file).read_bytes()
     (folder / file).write_bytes(whole[: int(keep * len(whole))])
     with pytest.raises(CheckpointError) as error:
@@ -226,7 +226,7 @@ def test_a_truncated_file_is_named(tmp_path: Path, file: str, keep: float) -> No
 
 
 def test_wrong_tensors_are_named(tmp_path: Path) -> None:
-    folder = save(tmp_path / "p", tiny_policy(), metadata={})
+    folder = save(tmp_path / "p", transformer_policy(), metadata={})
     tensors = load_file(folder / "model.safetensors")
     name = "network.node_out.3.bias"
     other = {k: v for k, v in tensors.items() if k != name}
@@ -242,7 +242,7 @@ def test_wrong_tensors_are_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_weights_that_are_no_numbers_are_refused_by_name(tmp_path: Path, value: float) -> None:
-    folder = save(tmp_path / "p", tiny_policy(), metadata={})
+    folder = save(tmp_path / "p", transformer_policy(), metadata={})
     tensors = load_file(folder / "model.safetensors")
     name = "network.node_out.3.bias"
     save_file(tensors | {name: torch.tensor([0.0, value, value])}, folder / "model.safetensors")
@@ -281,14 +281,14 @@ def test_missing_folder_and_format(tmp_path: Path) -> None:
 
 
 def test_a_failed_write_leaves_the_old_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = save(tmp_path / "p", tiny_policy(), metadata={"version": 1})
+    folder = save(tmp_path / "p", transformer_policy(), metadata={"version": 1})
 
     def full(*args: Any) -> None:
         raise OSError("No space left on device")
 
     monkeypatch.setattr(checkpoint, "save_file", full)
     with pytest.raises(OSError, match=r"p: cannot be written \(No space left on device\); what was there is as it was"):
-        save(tmp_path / "p", tiny_policy(seed=1), metadata={"version": 2})
+        save(tmp_path / "p", transformer_policy(seed=1), metadata={"version": 2})
     assert load_metadata(folder) == {"version": 1}
     assert [p.name for p in tmp_path.iterdir()] == ["p"]
 

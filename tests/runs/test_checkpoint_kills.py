@@ -60,7 +60,6 @@ def killed(work: Callable[[], Any], folder: Path, event: int) -> bool:
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 
 
-@pytest.mark.slow
 @needs_fork
 @pytest.mark.parametrize("again", [False, True], ids=["a new checkpoint", "the same one again"])
 def test_a_kill_at_any_moment_of_a_save_leaves_a_checkpoint_and_the_next_save_clears_up(tmp_path: Path, again: bool) -> None:

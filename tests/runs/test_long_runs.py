@@ -20,7 +20,7 @@ from discrete_grpo.runs.recorder import METRICS, Recorder, write_json, write_tab
 from discrete_grpo.runs.report.report import write_report
 from discrete_grpo.training.config import GRPOConfig
 from discrete_grpo.training.trainer import GRPOTrainer
-from tests.toys import share_of_class_two, tiny_policy
+from tests.toys import share_of_class_two, transformer_policy
 
 UPDATES = 10_000
 NAMES = ["reward", "reward_std", "valid", "unique", "kl", "entropy", "grad_norm", "oracle/calls", "step_time"]
@@ -105,7 +105,9 @@ def test_memory_grows_by_the_lines_of_metrics_alone(tmp_path: Path) -> None:
     """An update keeps its line of metrics (``GRPOTrainer.history``) and nothing else: ten thousand of them some 30 MB."""
     config = GRPOConfig(max_steps=200, num_generations=4, generation_batch_size=8, save_steps=20, seed=0)
     with open_ledger(tmp_path / "run", str) as ledger:
-        trainer = GRPOTrainer(tiny_policy(num_steps=2, layers=1), share_of_class_two, config, run=tmp_path / "run", ledger=ledger)
+        trainer = GRPOTrainer(
+            transformer_policy(num_steps=2, layers=1), share_of_class_two, config, run=tmp_path / "run", ledger=ledger
+        )
 
         def updates(count: int) -> int:
             for _ in range(count):

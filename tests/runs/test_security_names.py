@@ -14,7 +14,7 @@ from discrete_grpo.importers.tensors import read_json
 from discrete_grpo.runs.checkpoint import CheckpointError, Checkpoints, build, describe, load_metadata, read_policy, save
 from discrete_grpo.training.elites import EliteBuffer
 from tests.runs.traps import Trap, objects, one_line
-from tests.toys import tiny_policy
+from tests.toys import transformer_policy
 
 # -- names in JSON
 
@@ -72,7 +72,7 @@ NUMBERS = range(len(calls(Path())))
 @pytest.mark.parametrize("number", NUMBERS)
 def test_names_in_a_description(tmp_path: Path, canary: Path, number: int) -> None:
     evil = calls(canary)[number]
-    folder = save(tmp_path / "p", tiny_policy(), metadata={})
+    folder = save(tmp_path / "p", transformer_policy(), metadata={})
     config = json.loads((folder / "config.json").read_text())
     inside = {"policy": config["policy"] | {"init_args": {"network": [{"a": evil}]}}}
     for changed in ({"policy": evil}, inside):
@@ -83,7 +83,7 @@ def test_names_in_a_description(tmp_path: Path, canary: Path, number: int) -> No
 
 
 def test_metadata_is_never_built(tmp_path: Path, canary: Path) -> None:
-    folder = save(tmp_path / "p", tiny_policy(), metadata={"evil": calls(canary)})
+    folder = save(tmp_path / "p", transformer_policy(), metadata={"evil": calls(canary)})
     read_policy(folder)
     assert load_metadata(folder)["evil"] == calls(canary)
 
@@ -95,7 +95,7 @@ def test_a_trusted_package_is_trusted_for_its_classes_only(canary: Path) -> None
 
 
 def test_what_is_built_must_be_a_policy(tmp_path: Path) -> None:
-    folder = save(tmp_path / "p", tiny_policy(), metadata={})
+    folder = save(tmp_path / "p", transformer_policy(), metadata={})
     config = json.loads((folder / "config.json").read_text())
     for other in (config["policy"]["init_args"]["node_kernel"], {"a": 1}):
         (folder / "config.json").write_text(json.dumps(config | {"policy": other}))
@@ -105,7 +105,7 @@ def test_what_is_built_must_be_a_policy(tmp_path: Path) -> None:
 
 
 def test_json_that_is_too_deep(tmp_path: Path) -> None:
-    path = save(tmp_path / "p", tiny_policy(), metadata={}) / "config.json"
+    path = save(tmp_path / "p", transformer_policy(), metadata={}) / "config.json"
     path.write_text("[" * 200_000)
     for read in (load_metadata, read_policy):
         with pytest.raises(CheckpointError, match=r"config\.json") as error:
@@ -116,7 +116,7 @@ def test_json_that_is_too_deep(tmp_path: Path) -> None:
 
 
 def test_the_memory_of_good_samples(canary: Path) -> None:
-    memory = EliteBuffer(tiny_policy(), 4, 0.5)
+    memory = EliteBuffer(transformer_policy(), 4, 0.5)
     good = {"key": "a", "reward": 1.0, "origin": None}
     for evil in calls(canary):
         with pytest.raises(CheckpointError, match="class_path") as error:
@@ -134,13 +134,13 @@ def test_names_of_files_in_a_checkpoint_lead_nowhere_else(tmp_path: Path) -> Non
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "kept").touch()
-    folder = store.save(1, tiny_policy(), metadata={}, training={}, lines=[{"reward": 1.0}])
+    folder = store.save(1, transformer_policy(), metadata={}, training={}, lines=[{"reward": 1.0}])
     (folder / "SHA256SUMS").write_text(f"{'0' * 64}  ../../../outside/kept\n" + (folder / "SHA256SUMS").read_text())
     assert store.latest() == folder
     (store.folder / "best.json").write_text(json.dumps({"checkpoint": "../../outside", "metric": "reward", "value": 9.0}))
     assert store.best() == folder
     for step in (2, 3):
-        store.save(step, tiny_policy(), metadata={}, training={}, lines=[{"reward": 0.5}])
+        store.save(step, transformer_policy(), metadata={}, training={}, lines=[{"reward": 0.5}])
     assert store.best() == folder
     assert (outside / "kept").exists()
     assert json.loads((store.folder / "best.json").read_text())["checkpoint"] == "step-00000001"

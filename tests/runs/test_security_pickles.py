@@ -18,7 +18,7 @@ from discrete_grpo.importers.tensors import read_pickle
 from discrete_grpo.runs.checkpoint import CheckpointError, Checkpoints, load_training, read_policy, save
 from discrete_grpo.runs.files import write_sums
 from tests.runs.traps import Trap, one_line
-from tests.toys import tiny_policy
+from tests.toys import transformer_policy
 
 FILES = ("config.json", "model.safetensors", "training.pt")
 SOURCES = ("molgpt", "reinvent", "digress", "defog", "graph-grpo", "midi")
@@ -54,7 +54,7 @@ def pickled(path: Path, trap: Trap, form: str, **more: Any) -> Path:
 @pytest.mark.parametrize("form", ["zip", "legacy", "bare", "opcodes", "appended"])
 def test_training_state(tmp_path: Path, canary: Path, form: str) -> None:
     store = Checkpoints(tmp_path)
-    folder = store.save(1, tiny_policy(), metadata={}, training={"step": 1})
+    folder = store.save(1, transformer_policy(), metadata={}, training={"step": 1})
     pickled(folder / "training.pt", Trap(canary), form)
     with pytest.raises(CheckpointError, match=r"training\.pt cannot be read") as error:
         load_training(folder)
@@ -69,7 +69,7 @@ def test_training_state(tmp_path: Path, canary: Path, form: str) -> None:
 
 @pytest.mark.parametrize("form", ["zip", "legacy", "bare", "opcodes"])
 def test_weights_that_are_a_pickle(tmp_path: Path, canary: Path, form: str) -> None:
-    folder = save(tmp_path / "p", tiny_policy(), metadata={})
+    folder = save(tmp_path / "p", transformer_policy(), metadata={})
     pickled(folder / "model.safetensors", Trap(canary), form)
     with pytest.raises(CheckpointError, match=r"model\.safetensors cannot be read") as error:
         read_policy(folder)

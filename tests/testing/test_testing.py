@@ -18,7 +18,7 @@ from discrete_grpo.testing import LAWS, check_policy
 from discrete_grpo.testing.case import same
 from tests import broken_policies as twins
 from tests.testing.parts import WORDS, check_graphs, check_words, row, small_graphs
-from tests.toys import share_of_class_two, tiny_policy
+from tests.toys import share_of_class_two, transformer_policy
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -34,7 +34,7 @@ def test_the_graph_policy_passes_every_law(dtype: torch.dtype) -> None:
 
 def test_a_graph_policy_passes_without_a_space() -> None:
     contexts = [Context(k // 2, {"num_nodes": [4, 2, 3][k // 2]}) for k in range(6)]
-    report = check_policy(tiny_policy(), contexts, reward=share_of_class_two, samples=1000)
+    report = check_policy(transformer_policy(), contexts, reward=share_of_class_two, samples=1000)
     report.raise_on_failure()
     assert report.skipped == ("replayable", "total mass", "frequencies")
     assert row(report, "replayable").note == "can_draw is False for every sample drawn"

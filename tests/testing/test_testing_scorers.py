@@ -15,7 +15,7 @@ from discrete_grpo.testing import LAWS, Report, check_policy
 from discrete_grpo.testing.check import ON_TABLES
 from tests import broken_scorers as twins
 from tests.broken_policies import NumbersNodes, Words, more_padding
-from tests.toys import share_of_class_two, tiny_network, tiny_policy
+from tests.toys import share_of_class_two, tiny_network, tiny_policy, transformer_policy
 
 WORDS = group_contexts(3, 3)
 SIZES = [Context(k // 2, {"num_nodes": [4, 2, 3][k // 2]}) for k in range(6)]
@@ -36,7 +36,7 @@ def test_scores_pass_every_law_that_needs_no_tables() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_the_lower_bound_passes(dtype: torch.dtype) -> None:
-    policy = ElboLikelihood(tiny_policy(), 5).to(dtype)
+    policy = ElboLikelihood(transformer_policy(), 5).to(dtype)
     assert isinstance(policy, Scorer)
     report = check_policy(policy, SIZES, reward=share_of_class_two, pad=more_padding, seconds=20.0)
     report.raise_on_failure()
@@ -45,14 +45,14 @@ def test_the_lower_bound_passes(dtype: torch.dtype) -> None:
 
 @pytest.mark.slow
 def test_the_eager_likelihood_passes_with_its_scores_and_its_tables() -> None:
-    report = check_policy(EagerLikelihood(tiny_policy()), SIZES, reward=share_of_class_two, samples=300, seconds=20.0)
+    report = check_policy(EagerLikelihood(transformer_policy()), SIZES, reward=share_of_class_two, samples=300, seconds=20.0)
     report.raise_on_failure()
     assert set(report.skipped) == {"replayable", "total mass", "frequencies"}
 
 
 @pytest.mark.parametrize("kind", [EagerLikelihood, ElboLikelihood])
 def test_surrogates_encode_their_own_samples(kind: type[EagerLikelihood] | type[ElboLikelihood]) -> None:
-    inner = tiny_policy()
+    inner = transformer_policy()
     inner.decode = None
     report = check_policy(kind(inner), SIZES, skip=[law for law in LAWS if law != "replayable"])
     assert [(row.outcome, row.note) for row in report.rows if row.law == "replayable"] == [("passed", "6 samples")]
@@ -103,14 +103,16 @@ def test_the_law_of_the_reference_says_what_is_wrong(kind: type[twins.ScoredWord
     assert next(row.note for row in report.rows if row.law == "reference") == said
 
 
+@pytest.mark.slow
 def test_states_drawn_again_for_the_bound_are_caught() -> None:
-    policy = twins.RenoisesToScore(tiny_policy(layers=1), 4)
+    policy = twins.RenoisesToScore(tiny_policy(), 4)
     report = check_policy(policy, SIZES, trusted=["discrete_grpo", "tests"], skip=["learning"], samples=100)
     assert {"ratio eval", "global random state", "stored log-probs"} <= set(report.failed), str(report)
     cause = next(row.cause for row in report.rows if row.law == "ratio eval")
     assert cause.startswith("scoring draws random numbers from torch's global state (aten.randint_like)")
 
 
+@pytest.mark.slow
 def test_a_bound_of_numbered_nodes_is_caught() -> None:
     inner = tiny_policy()
     numbered = NumbersNodes(

@@ -19,7 +19,7 @@ from discrete_grpo.models.recurrent import Recurrent, RecurrentConfig
 from discrete_grpo.policies.node_count import LearnedSizes, SizedPolicy
 from discrete_grpo.runs.checkpoint import describe
 from discrete_grpo.training.network import checkpoint_layers, network_of
-from tests.toys import tiny_policy
+from tests.toys import transformer_policy
 
 SIZES: dict[str, Any] = {"layers": 4, "heads": 2, "width": 16, "dropout": 0.3}
 
@@ -133,7 +133,7 @@ def test_a_cache_is_filled_once() -> None:
 
 
 def test_the_network_is_found_inside_wrappers() -> None:
-    inner = tiny_policy()
+    inner = transformer_policy()
     policy = SizedPolicy(inner, LearnedSizes((0.0, 0.5, 0.5)))
     assert network_of(policy) is inner.network
     checkpoint_layers(policy)

@@ -19,7 +19,7 @@ from discrete_grpo.policies.graph import GraphPolicy
 from discrete_grpo.runs.checkpoint import read_policy, save
 from discrete_grpo.training.lora import add_lora, without_lora
 from discrete_grpo.training.network import checkpoint_layers, compile_network
-from tests.toys import tiny_policy
+from tests.toys import transformer_policy
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch's own, while it traces
 
@@ -46,7 +46,7 @@ class Counting:
 
 
 def policy_of(seed: int = 0) -> GraphPolicy:
-    policy = tiny_policy(sizes=[0.0, 0.0, 0.0, *[1 / 5] * 5])
+    policy = transformer_policy(sizes=[0.0, 0.0, 0.0, *[1 / 5] * 5])
     for k, parameter in enumerate(policy.parameters()):
         parameter.data.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(k + seed)))
     return policy
@@ -187,7 +187,7 @@ class LayersOfNodes(nn.Module):
 
 @pytest.mark.slow
 def test_with_the_real_compiler_the_first_ratio_is_exactly_one() -> None:
-    tiny = tiny_policy()
+    tiny = transformer_policy()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         network = LayersOfNodes()

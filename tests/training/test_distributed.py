@@ -74,7 +74,6 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
     return dict(load_training(Checkpoints(run).latest())["weights"])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", COMPARED)
 def test_two_processes_equal_one(case: str, two: Path, tmp_path: Path) -> None:
     if case == "interrupted":  # against the run that was not interrupted

@@ -14,7 +14,7 @@ from discrete_grpo.core.rollout import group_contexts
 from discrete_grpo.policies.node_count import LearnedSizes, SizedPolicy
 from discrete_grpo.training.lora import LoraOptions, add_lora, has_lora, merge_lora, without_lora
 from discrete_grpo.training.network import checkpoint_layers
-from tests.toys import tiny_policy
+from tests.toys import transformer_policy
 from tests.training.lora_parts import NETWORKS, adapted, every_network, is_adapted, made, stirred
 
 
@@ -94,7 +94,7 @@ def test_a_merged_network_is_a_plain_one_with_the_same_answers(name: str) -> Non
 
 
 def test_only_adapters_of_the_network_are_trained_and_what_is_outside_still_is() -> None:
-    policy = SizedPolicy(tiny_policy(), LearnedSizes((0.0, 0.5, 0.5)))
+    policy = SizedPolicy(transformer_policy(), LearnedSizes((0.0, 0.5, 0.5)))
     outside = {n for n, p in policy.named_parameters() if p.requires_grad and ".network." not in n}
     assert outside
     names = add_lora(policy, r=1, target_modules=["qkv"])
@@ -108,7 +108,7 @@ def test_only_adapters_of_the_network_are_trained_and_what_is_outside_still_is()
 def test_adapters_depend_on_the_seed_alone_and_leave_the_global_state() -> None:
     found = []
     for seed, elsewhere in ((0, 3), (0, 4), (1, 3)):
-        policy = tiny_policy()
+        policy = transformer_policy()
         torch.manual_seed(elsewhere)
         state = torch.get_rng_state()
         add_lora(policy, seed=seed)
@@ -119,7 +119,7 @@ def test_adapters_depend_on_the_seed_alone_and_leave_the_global_state() -> None:
 
 
 def test_copies_have_adapters_of_their_own() -> None:
-    policy = tiny_policy()
+    policy = transformer_policy()
     assert not has_lora(policy)
     add_lora(policy)
     other = copy.deepcopy(policy)
@@ -128,11 +128,11 @@ def test_copies_have_adapters_of_their_own() -> None:
     for parameter in other.parameters():
         parameter.data.zero_()
     assert any(bool(p.any()) for n, p in policy.named_parameters() if "lora_A" in n)
-    assert without_lora(other).state_dict().keys() == tiny_policy().state_dict().keys()
+    assert without_lora(other).state_dict().keys() == transformer_policy().state_dict().keys()
 
 
 def test_copies_made_before_a_merge_keep_their_adapters_and_can_be_copied_and_merged() -> None:
-    policy = tiny_policy()
+    policy = transformer_policy()
     add_lora(policy, r=2)
     stirred(policy)
     rollout = policy.sample(group_contexts(2, 2), generator=torch.Generator().manual_seed(0))
@@ -213,7 +213,7 @@ class _Bare(nn.Module):
     ],
 )
 def test_bad_settings_are_named(options: dict[str, Any], said: str) -> None:
-    policy = tiny_policy()
+    policy = transformer_policy()
     before = list(policy.state_dict())
     with pytest.raises(ValueError, match=said):
         add_lora(policy, **options)
@@ -230,7 +230,7 @@ def test_policies_that_cannot_be_adapted_are_named() -> None:
         add_lora(made("gpt2 of transformers"), target_modules="lm_head")
     with pytest.raises(ValueError, match="'0' is parametrized, expected a layer whose weight is a parameter"):
         add_lora(nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))), target_modules="0")
-    policy = tiny_policy()
+    policy = transformer_policy()
     with pytest.raises(ValueError, match="has no adapters to merge"):
         merge_lora(policy)
     add_lora(policy)

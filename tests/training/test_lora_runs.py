@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -16,12 +17,12 @@ from discrete_grpo.core.rollout import group_contexts
 from discrete_grpo.runs.checkpoint import read_policy, save
 from discrete_grpo.runs.files import write_sums
 from discrete_grpo.training.lora import add_lora, current_names, without_lora
-from tests.toys import share_of_class_two, tiny_policy
+from tests.toys import share_of_class_two, transformer_policy
 from tests.training.lora_parts import NETWORKS, adapted, every_network, is_adapted, made, stirred
 
 
 def test_the_first_ratio_is_exactly_one() -> None:
-    policy = tiny_policy()
+    policy = transformer_policy()
     before = policy.sample(group_contexts(2, 3), generator=torch.Generator().manual_seed(0))
     add_lora(policy, r=2)
     rollout = policy.sample(group_contexts(2, 3), generator=torch.Generator().manual_seed(0))
@@ -37,7 +38,7 @@ def test_the_first_ratio_is_exactly_one() -> None:
 
 
 def run(folder: Path, max_steps: int, *, resume: bool = False, seed: int = 0) -> GRPOTrainer:
-    policy = tiny_policy()
+    policy = transformer_policy()
     add_lora(policy, r=2, seed=seed)
     config = GRPOConfig(
         max_steps=max_steps, num_generations=4, generation_batch_size=8, learning_rate=1e-2, beta=0.1, ema_decay=0.5, save_steps=1
@@ -55,14 +56,14 @@ def test_a_resumed_run_is_the_same_to_the_bit_and_the_frozen_weights_stand_still
     assert first.keys() == second.keys()
     assert all(torch.equal(first[k], second[k]) for k in first)
     plain = {k.replace("parametrizations.weight.original", "weight"): v for k, v in first.items() if "lora_" not in k}
-    start = tiny_policy().state_dict()
+    start = transformer_policy().state_dict()
     assert plain.keys() == start.keys()
     assert all(torch.equal(plain[k], start[k]) for k in start)
     assert any(bool(v.any()) for k, v in first.items() if "lora_B" in k)
 
 
 def test_an_exported_policy_is_a_plain_one_and_gives_the_same_bits(tmp_path: Path) -> None:
-    policy = tiny_policy()
+    policy = transformer_policy()
     add_lora(policy, r=2)
     stirred(policy)
     plain = without_lora(policy)
@@ -70,20 +71,21 @@ def test_an_exported_policy_is_a_plain_one_and_gives_the_same_bits(tmp_path: Pat
     assert any("lora_" in name for name in policy.state_dict())
     save(tmp_path / "policy", plain, metadata={})
     loaded = read_policy(tmp_path / "policy")
-    assert loaded.state_dict().keys() == tiny_policy().state_dict().keys()
+    assert loaded.state_dict().keys() == transformer_policy().state_dict().keys()
     assert without_lora(loaded) is loaded
     rollout = policy.sample(group_contexts(2, 2), generator=torch.Generator().manual_seed(0))
     for a, b in zip(loaded.sites(rollout), policy.sites(rollout), strict=True):
         assert torch.equal(a.log_probs, b.log_probs)
 
 
+@pytest.mark.slow
 def test_adapters_need_no_other_library() -> None:
     code = """
 import sys
 sys.modules["peft"] = sys.modules["transformers"] = None
 from discrete_grpo.training.lora import (add_lora, merge_lora)
-from tests.toys import tiny_policy
-policy = tiny_policy()
+from tests.toys import transformer_policy
+policy = transformer_policy()
 add_lora(policy)
 merge_lora(policy)
 """

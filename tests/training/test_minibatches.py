@@ -27,7 +27,7 @@ BASE = GRPOConfig(generation_batch_size=16, num_generations=4, epsilon_high=5.0,
 
 def generation() -> tuple[Any, Any, Rollout, Tensor, Tensor]:
     """A policy, a reference, trajectories of different sizes, advantages, and which rows count."""
-    policy, reference = (tiny_policy(seed=seed, layers=1).double() for seed in (0, 1))
+    policy, reference = (tiny_policy(seed=seed).double() for seed in (0, 1))
     generator = torch.Generator().manual_seed(0)
     rollout = policy.sample(group_contexts(4, 4), generator=generator)
     counted = torch.ones(16, dtype=torch.bool)

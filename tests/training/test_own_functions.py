@@ -38,7 +38,7 @@ def ranks(rewards: Tensor, group: Tensor) -> Tensor:
 
 
 def trained(**settings: Any) -> tuple[list[dict[str, float]], list[Tensor]]:
-    policy = tiny_policy(layers=1)
+    policy = tiny_policy()
     functions = {name: settings.pop(name) for name in ("advantage_func", "surrogate_func") if name in settings}
     trainer = GRPOTrainer(policy, share_of_class_two, GRPOConfig(**SMALL | settings), **functions)
     lines = trainer.train()

@@ -30,7 +30,7 @@ from discrete_grpo.training.pass_size import (
 )
 from discrete_grpo.training.update import UpdatePlan, loss_terms, micro_batch_loss
 from tests.families import FAMILIES
-from tests.toys import tiny_policy
+from tests.toys import tiny_policy, transformer_policy
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 AUTO: dict[str, Any] = {"per_device_batch_size": "auto", "timestep_chunk": "auto"}
@@ -227,7 +227,7 @@ def test_steps_are_cut_where_that_costs_little() -> None:
 
 
 def test_a_trial_is_small_where_little_is_free() -> None:
-    policy = tiny_policy(num_steps=16, layers=1)
+    policy = transformer_policy(num_steps=16, layers=1)
     peaks: list[int] = []
 
     def counted(work: Any) -> int:

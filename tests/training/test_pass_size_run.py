@@ -18,14 +18,14 @@ from discrete_grpo.training import pass_size as module
 from discrete_grpo.training.offline import OfflineTrainer, ScoredSamples
 from discrete_grpo.training.pass_size import PassSize
 from tests.families import FAMILIES
-from tests.toys import share_of_class_two, tiny_policy
+from tests.toys import share_of_class_two, tiny_policy, transformer_policy
 from tests.training.test_pass_size import AUTO, GRPO
 
 # -- in a run
 
 
 def trained(config: GRPOConfig, run: Path | None = None, **options: Any) -> GRPOTrainer:
-    trainer = GRPOTrainer(tiny_policy(layers=1), share_of_class_two, config, run=run, **options)
+    trainer = GRPOTrainer(transformer_policy(layers=1), share_of_class_two, config, run=run, **options)
     trainer.train()
     return trainer
 

@@ -18,7 +18,7 @@ from discrete_grpo.runs.checkpoint import Checkpoints
 from discrete_grpo.runs.report.diagnosis import diagnosis
 from discrete_grpo.runs.report.report import write_report
 from discrete_grpo.training.patience import Patience
-from tests.toys import share_of_class_two, tiny_policy
+from tests.toys import share_of_class_two, tiny_policy, transformer_policy
 
 COLLAPSES: dict[str, Any] = {
     "num_generations": 4,
@@ -30,8 +30,10 @@ COLLAPSES: dict[str, Any] = {
 """With this learning rate the toy policy draws one sample over and over after some ten updates."""
 
 
-def run(config: GRPOConfig, folder: Path | None = None, *, seed: int = 0, resume: bool = False, **options: Any) -> GRPOTrainer:
-    policy = tiny_policy(seed=seed, sizes=(0.0, 0.0, 0.0, 0.0, 1.0))
+def run(
+    config: GRPOConfig, folder: Path | None = None, *, seed: int = 0, resume: bool = False, make: Any = tiny_policy, **options: Any
+) -> GRPOTrainer:
+    policy = make(seed=seed, sizes=(0.0, 0.0, 0.0, 0.0, 1.0))
     ledger = Ledger(None if folder is None else folder / "ledger.sqlite", key=str)
     return GRPOTrainer(policy, share_of_class_two, config, run=folder, resume=resume, ledger=ledger, **options)
 
@@ -141,7 +143,6 @@ def test_a_restart_that_brings_something_is_followed_by_another() -> None:
     assert (patience.ends, patience.restarts_now) == (True, False)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("when_stale", ["stop", "restart"])
 def test_resumed_in_the_middle_to_the_same_bits(tmp_path: Path, when_stale: Any) -> None:
     options = COLLAPSES | {"patience": 4, "steps_per_generation": 2, "replay_samples": 1, "ema_decay": 0.8, "beta": 0.001}
@@ -197,7 +198,7 @@ def test_few_new_calls_count_as_none_below_the_threshold() -> None:
 
 
 def test_the_threshold_is_a_share_of_the_generation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    nearly = run(GRPOConfig(**COLLAPSES, patience_threshold=0.5, max_steps=200), tmp_path)
+    nearly = run(GRPOConfig(**COLLAPSES, patience_threshold=0.5, max_steps=200), tmp_path, make=transformer_policy)
     lines = nearly.train()
     new = [line["oracle/new_calls"] for line in lines]
     few = [calls <= 0.5 * 16 for calls in new]

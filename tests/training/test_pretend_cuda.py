@@ -14,7 +14,7 @@ from discrete_grpo.training.network import compile_network
 from discrete_grpo.training.optim import adamw
 from tests.pretend_cuda import CUDA, DeviceError, pretending
 from tests.pretend_tensors import bare
-from tests.toys import tiny_policy
+from tests.toys import transformer_policy
 from tests.training.pretend_cuda_parts import CONFIG
 
 
@@ -89,23 +89,24 @@ def test_the_compiler_records_steps_on_cuda_alone() -> None:
     def nothing(model: Any, inputs: Any) -> Any:
         return model.forward
 
-    policy = tiny_policy()
+    policy = transformer_policy()
     compile_network(policy, backend=nothing)
     assert not policy.record_steps
     with pretending() as cuda:
-        there: Any = cuda.move(tiny_policy())
+        there: Any = cuda.move(transformer_policy())
         compile_network(there, backend=nothing)
         assert there.record_steps
 
 
 def test_weights_on_cuda_have_the_fused_optimizer() -> None:
     with pretending() as cuda:
-        there, here = adamw(list(cuda.move(tiny_policy()).parameters()), CONFIG), adamw(list(tiny_policy().parameters()), CONFIG)
+        there = adamw(list(cuda.move(transformer_policy()).parameters()), CONFIG)
+        here = adamw(list(transformer_policy().parameters()), CONFIG)
     assert (there.defaults["fused"], here.defaults["fused"]) == (True, None)
 
 
 def test_a_device_that_is_not_there_is_named() -> None:
     for name in ("cuda:99", "teapot"):
         with pytest.raises(ValueError, match=f"device: '{name}', expected one of this machine"):
-            moved(tiny_policy(), name)
-    assert moved(tiny_policy(), None).device == moved(tiny_policy(), "cpu").device == torch.device("cpu")
+            moved(transformer_policy(), name)
+    assert moved(transformer_policy(), None).device == moved(transformer_policy(), "cpu").device == torch.device("cpu")

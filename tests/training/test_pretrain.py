@@ -23,7 +23,7 @@ from discrete_grpo.runs.files import write_sums
 from discrete_grpo.runs.recorder import read_metrics
 from discrete_grpo.training.optim import averaged, ema_decay_at
 from discrete_grpo.training.pretrain import Pretrainer, batches, decayed_rate
-from tests.toys import tiny_network, tiny_policy
+from tests.toys import tiny_network, tiny_policy, transformer_policy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,10 +52,9 @@ def state(folder: Path) -> dict[str, Any]:
     return dict(read_policy(folder).state_dict())
 
 
-@pytest.mark.slow
 def test_learns_the_data(tmp_path: Path) -> None:
     config = dataclasses.replace(CONFIG, max_steps=120, save_steps=1000)
-    policy = read_policy(Pretrainer(tiny_policy(num_steps=8), DATA, config, tmp_path).train())
+    policy = read_policy(Pretrainer(transformer_policy(num_steps=8), DATA, config, tmp_path).train())
     lines = read_metrics(tmp_path)
     assert lines[-1]["loss"] < 0.6 * lines[0]["loss"]  # type: ignore[operator]
     final = policy.sample(group_contexts(200, 1), generator=torch.Generator().manual_seed(0)).samples
@@ -243,9 +242,9 @@ def test_layers_are_computed_again_or_compiled_as_asked(tmp_path: Path, monkeypa
     compiled: list[Any] = []
     monkeypatch.setattr("discrete_grpo.training.pretrain.compile_network", compiled.append)
     plain, again = (dataclasses.replace(CONFIG, max_steps=3, checkpoint_layers=on) for on in (None, True))
-    fitted = [Pretrainer(tiny_policy(), DATA, plain, tmp_path / "plain")]
+    fitted = [Pretrainer(transformer_policy(), DATA, plain, tmp_path / "plain")]
     assert compiled == []
-    fitted.append(Pretrainer(tiny_policy(), DATA, dataclasses.replace(again, torch_compile=True), tmp_path / "again"))
+    fitted.append(Pretrainer(transformer_policy(), DATA, dataclasses.replace(again, torch_compile=True), tmp_path / "again"))
     assert compiled == [fitted[1].policy]
     assert [one.policy.network.checkpoint_layers for one in fitted] == [False, True]
     weights = [state(one.train()) for one in fitted]

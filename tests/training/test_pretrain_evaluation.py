@@ -16,7 +16,7 @@ from discrete_grpo.core.interrupt import Interrupted
 from discrete_grpo.runs.checkpoint import Checkpoints, load_training, read_policy
 from discrete_grpo.runs.recorder import read_metrics
 from discrete_grpo.training.pretrain import Pretrainer
-from tests.toys import tiny_policy
+from tests.toys import transformer_policy
 from tests.training.test_pretrain import CONFIG, DATA, stop_after
 
 BEST = dataclasses.replace(CONFIG, metric_for_best_model="eval/first", save_total_limit=20)
@@ -41,7 +41,7 @@ class Evaluation:
 
 
 def trainer(run: Path, evaluate: Evaluation | None, *, resume: bool = False, **changed: Any) -> Pretrainer:
-    return Pretrainer(tiny_policy(), DATA, dataclasses.replace(BEST, **changed), run, resume=resume, evaluate=evaluate)
+    return Pretrainer(transformer_policy(), DATA, dataclasses.replace(BEST, **changed), run, resume=resume, evaluate=evaluate)
 
 
 def outcome(run: Path) -> dict[str, Any]:

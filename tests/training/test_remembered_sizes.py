@@ -40,7 +40,7 @@ def policy() -> Any:
 
 @pytest.mark.parametrize(("share", "spread"), [(0.25, 0), (0.75, 1), (1.0, 2), (0.0, 1)])
 def test_the_law_of_what_is_asked_for(policy: Any, share: float, spread: int) -> None:
-    count = 4_000
+    count = 1_000
     made = RememberedSizes(policy, share, spread)(remembered(), count, torch.Generator().manual_seed(1))
     assert [context.group for context in made] == list(range(count))
     found = Counter(context.columns.get("num_nodes") for context in made)

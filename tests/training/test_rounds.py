@@ -39,6 +39,7 @@ from tests.training.rounds_parts import Fixed, asked, equal, rounds, weights
     ],
     ids=lambda objective: type(objective).__name__,
 )
+@pytest.mark.slow
 def test_the_policy_reaches_the_best_text_of_the_space(objective: Objective) -> None:
     policy = letters_policy(5)
     space = texts(5)

@@ -67,6 +67,7 @@ def test_a_restart_puts_the_first_weights_back_and_keeps_the_memory() -> None:
     assert equal(first, [p.detach() for p in loop.reference.parameters()])  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_restarts_find_more_than_a_stop_and_end_when_nothing_is_left() -> None:
     options: dict[str, Any] = {"objective": Likelihood(), "learning_rate": 0.1, "passes": 8, "patience": 4}
     stopped, restarted = (rounds(letters_policy(4), **options, when_stale=way, budget=80) for way in ("stop", "restart"))
@@ -104,6 +105,7 @@ def test_an_island_begins_anew_and_every_second_one_knows_everything() -> None:
     assert {entry.key for entry in loop.memory.kept} == set(asked(loop)) == set(screen.observed)
 
 
+@pytest.mark.slow
 def test_islands_go_on_until_the_budget_is_used_up() -> None:
     loop = rounds(letters_policy(5), plateau=20, when_stale="islands", patience=50, passes=0, budget=300)
     assert len(loop.run()) == 300

@@ -60,7 +60,7 @@ def counted(folder: Path, reward: Callable[..., Any], *, resume: bool = False, *
     reward.name = "share"  # type: ignore[attr-defined]
     config = GRPOConfig(**SMALL | {"generation_shards": 2, "score_while_drawing": True, "save_steps": 1} | changed)
     ledger = Ledger(folder / "ledger.sqlite", cache=ScoreCache())
-    return GRPOTrainer(tiny_policy(layers=1).double(), reward, config, run=folder, resume=resume, ledger=ledger)
+    return GRPOTrainer(tiny_policy().double(), reward, config, run=folder, resume=resume, ledger=ledger)
 
 
 def test_the_second_half_is_drawn_while_the_first_is_scored(tmp_path: Path) -> None:

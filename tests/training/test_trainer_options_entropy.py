@@ -12,7 +12,7 @@ from discrete_grpo.core.categorical import Scores, score_sites
 from discrete_grpo.training.minibatches import MicroBatch, train_rows, windows
 from discrete_grpo.training.update import plan_update
 from tests import trainer_parts
-from tests.toys import share_of_class_two, tiny_policy
+from tests.toys import share_of_class_two, tiny_policy, transformer_policy
 from tests.training.trainer_options_parts import SMALL, moved
 
 
@@ -66,19 +66,20 @@ def test_the_bonus_is_the_mean_entropy_whatever_the_weights_of_the_loss(loss_typ
     assert line["loss"] - line["policy_loss"] == pytest.approx(-0.3 * line["entropy"], abs=1e-12)
 
 
+@pytest.mark.slow
 def test_a_bonus_raises_the_entropy_and_the_controller_moves_its_weight() -> None:
     last = {}
     for coef in (0.0, 0.5):
         config = GRPOConfig(**SMALL | {"generation_batch_size": 32}, max_steps=12, entropy_coef=coef)
-        last[coef] = GRPOTrainer(tiny_policy(), share_of_class_two, config).train()[-1]
+        last[coef] = GRPOTrainer(transformer_policy(), share_of_class_two, config).train()[-1]
     assert last[0.5]["entropy"] > last[0.0]["entropy"] + 0.05
     assert last[0.5]["entropy_coef"] == 0.5
     assert "entropy_coef" not in last[0.0]
     adaptive: dict[str, Any] = {"use_adaptive_entropy": True, "entropy_coef_delta": 0.1, "entropy_coef_max": 0.25}
-    up = GRPOTrainer(tiny_policy(), share_of_class_two, GRPOConfig(**SMALL, max_steps=4, entropy_target=9.0, **adaptive))
+    up = GRPOTrainer(transformer_policy(), share_of_class_two, GRPOConfig(**SMALL, max_steps=4, entropy_target=9.0, **adaptive))
     assert [line["entropy_coef"] for line in up.train()] == pytest.approx([0.0, 0.1, 0.2, 0.25])
     down = GRPOConfig(**SMALL, max_steps=2, entropy_target=0.0, entropy_coef=0.2, **adaptive)
-    trainer = GRPOTrainer(tiny_policy(), share_of_class_two, down)
+    trainer = GRPOTrainer(transformer_policy(), share_of_class_two, down)
     assert [line["entropy_coef"] for line in trainer.train()] == [0.0, 0.0]  # above the target nothing is added
     assert trainer.controller is not None
     assert trainer.controller.coef == pytest.approx(0.0)

@@ -13,7 +13,7 @@ import torch
 from discrete_grpo import GRPOConfig, GRPOTrainer
 from discrete_grpo.training.minibatches import Batch, TrainRows, groups_missing, groups_of, train_rows, windows
 from tests import trainer_parts
-from tests.toys import tiny_policy
+from tests.toys import tiny_policy, transformer_policy
 from tests.training.trainer_options_parts import SMALL, moved, two_values
 
 
@@ -21,7 +21,7 @@ def test_masked_groups_are_as_good_as_absent() -> None:
     found = {}
     for how in ("keep", "mask"):
         config = GRPOConfig(**SMALL | {"generation_batch_size": 40}, zero_std_groups=how, beta=0.2, entropy_coef=0.1)
-        trainer = GRPOTrainer(tiny_policy().double(), two_values, config)
+        trainer = GRPOTrainer(transformer_policy().double(), two_values, config)
         batch = trainer.sampler.batch(trainer.sampler.shards[0], 10)
         dull = batch.rewards.view(10, 4).std(1) == 0
         assert 0 < int(dull.sum()) < 10
@@ -40,7 +40,7 @@ def test_masked_groups_are_as_good_as_absent() -> None:
 
 def test_resampling_fills_the_generation_with_groups_that_have_a_signal() -> None:
     config = GRPOConfig(**SMALL | {"generation_batch_size": 24}, zero_std_groups="resample", max_resampling_rounds=50)
-    trainer = GRPOTrainer(tiny_policy(), two_values, config)
+    trainer = GRPOTrainer(transformer_policy(), two_values, config)
     batches = trainer_parts.batches(trainer)
     assert len(batches) > 1
     assert groups_missing(batches, config.num_groups, config) == 0

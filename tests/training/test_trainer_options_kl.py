@@ -94,7 +94,7 @@ def test_the_reference_follows_every_so_many_updates(alpha: float) -> None:
     trainer = GRPOTrainer(tiny_policy(), share_of_class_two, config)
 
     def weights() -> tuple[Tensor, Tensor]:
-        name = "network.node_out.3.weight"
+        name = "network.node_out.weight"
         return trainer.module.state_dict()[name].clone(), reference(trainer).state_dict()[name].clone()
 
     seen = [weights()]
