@@ -27,8 +27,15 @@ PY
 "$python" -m discrete_grpo.cli list
 "$python" -m discrete_grpo.cli sample qm9-small -n 4 --out samples.smi
 test -s samples.smi
-"$python" -m discrete_grpo.cli sample smiles-zinc -n 8 --out smiles.smi --columns='{"scaffold": "c1ccccc1", "MolLogP": 2}'
+"$python" - <<'PY'
+from discrete_grpo.cli import main
+
+for words in (
+    ("smiles-zinc", "-n", "8", "--out", "smiles.smi", '--columns={"scaffold": "c1ccccc1", "MolLogP": 2}'),
+    ("fill-in", "-n", "2", "--out", "fills.csv", "--columns=fill-in/prompts.jsonl"),
+    ("digits", "-n", "2", "--out", "digits.csv", '--columns={"label": 3}'),
+):
+    assert main(["sample", *words]) == 0, words
+PY
 test -s smiles.smi
-"$python" -m discrete_grpo.cli sample fill-in -n 2 --out fills.csv --columns=fill-in/prompts.jsonl
-"$python" -m discrete_grpo.cli sample digits -n 2 --out digits.csv --columns='{"label": 3}'
 echo "wheel: ok"

@@ -133,7 +133,7 @@ def test_noise_has_the_law_of_the_path(which: int) -> None:
     assert kernel.noise.initial().tolist() == list(kernel.noise.prior)
 
 
-@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("which", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_graph_policy_with_a_flow_kernel_passes_the_kit(which: int) -> None:
     nodes, edges = kernels("full", CosineSchedule())[which], kernels("full", CosineSchedule())[which]
     pairs = type(edges)(Noise((0.6, 0.4), CosineSchedule(), 2))

@@ -264,7 +264,7 @@ def test_plain_graphs_are_plain_graphs(tmp_path: Path) -> None:
     assert len(policy.sample(group_contexts(1, 2)).samples) == 2
 
 
-@pytest.mark.parametrize("source", ["digress", "defog"])
+@pytest.mark.parametrize("source", ["digress", pytest.param("defog", marks=pytest.mark.slow)])
 def test_the_laws_of_policies(tmp_path: Path, source: str) -> None:
     made = digress() if source == "digress" else defog()
     read: Any = import_digress if source == "digress" else import_defog

@@ -21,7 +21,9 @@ from tests.policies.test_masked_text import kinds, make, seeded
 from tests.policies.test_tokens import CONDITIONS, every_text, token_policy
 
 
-@pytest.mark.parametrize("kind", ["molecule", "plain", "directed"])
+@pytest.mark.parametrize(
+    "kind", ["plain", pytest.param("molecule", marks=pytest.mark.slow), pytest.param("directed", marks=pytest.mark.slow)]
+)
 def test_fields(kind: str) -> None:
     report = check_policy(
         fields.policy(kind), fields.contexts(), permute=fields.permuted, samples=600, trusted=("discrete_grpo", "tests")

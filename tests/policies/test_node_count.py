@@ -88,7 +88,7 @@ def test_a_context_fixes_or_bounds_the_choice(kind: str) -> None:
     assert rollout.group.tolist() == [g for g in range(4) for _ in range(60)]
 
 
-@pytest.mark.parametrize(("kind", "shared"), [("learned", False), ("running", True)])
+@pytest.mark.parametrize(("kind", "shared"), [("learned", False), pytest.param("running", True, marks=pytest.mark.slow)])
 def test_the_conformance_kit_passes(kind: str, shared: bool) -> None:
     policy = make(kind, share_initial_noise=shared)
     columns: list[dict[str, Any]] = [{}, {"num_nodes": 2}, {"fixed": FixedSites({1: 2})}, {"restart": Restart((0, 1), (1,), 2)}]

@@ -128,6 +128,6 @@ def test_it_stays_with_the_checkpoint(tmp_path: Path) -> None:
     assert torch.equal(draw(again).logp, draw(policy).logp)
 
 
-@pytest.mark.parametrize("kind", ["marginal", "absorbing"])
+@pytest.mark.parametrize("kind", ["marginal", pytest.param("absorbing", marks=pytest.mark.slow)])
 def test_the_conformance_kit_passes(kind: str) -> None:
     check_policy(make(kind, precondition=True), group_contexts(3, 3), samples=200, seconds=3.0).raise_on_failure()

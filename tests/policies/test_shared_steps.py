@@ -296,7 +296,9 @@ def test_the_laws_of_whole_trajectories_hold_for_groups_of_one() -> None:
 # ---------------------------------------------------------------- laws of replay, with everything else
 
 
-@pytest.mark.parametrize("kind", ["everything", "guided", "sized"])
+@pytest.mark.parametrize(
+    "kind", ["everything", pytest.param("guided", marks=pytest.mark.slow), pytest.param("sized", marks=pytest.mark.slow)]
+)
 def test_the_conformance_kit_passes(kind: str) -> None:
     policy: Any = conditional(2.0, shared_steps=2) if kind == "guided" else transformer_policy(shared_steps=2)
     policy = SizedPolicy(policy, LearnedSizes(policy.node_counts)).eval() if kind == "sized" else policy

@@ -62,6 +62,7 @@ def test_what_is_left_is_the_graph_policy(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("after", [5, 24])  # in the first round, and behind a checkpoint
+@pytest.mark.slow
 def test_a_run_whose_reward_fails_goes_on_to_the_same_bits(after: int, tmp_path: Path) -> None:
     graphs(tmp_path / "whole", Failing(10**9))
     reward = Failing(after)

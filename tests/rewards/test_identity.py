@@ -219,6 +219,7 @@ found = {name: reward_identity(reward) for name, reward in made.items()}
 """
 
 
+@pytest.mark.slow
 def test_every_bundled_reward_is_the_same_in_every_process(processes: list[list[dict[str, Any]]]) -> None:
     first, second, third = (identities for _, identities in processes)
     assert first == second == third

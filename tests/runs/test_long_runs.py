@@ -71,6 +71,7 @@ def test_the_report_of_ten_thousand_updates_is_small_and_says_what_is_left_out(r
         assert said in text
 
 
+@pytest.mark.slow
 def test_the_drawn_curves_keep_the_peak(report: str) -> None:
     chart = report[report.index('id="chart-grad"') :]
     curve = re.search(r'class="curve" data-name="[^"]*" d="([^"]*)"', chart)

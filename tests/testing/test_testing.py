@@ -21,7 +21,7 @@ from tests.testing.parts import WORDS, check_graphs, check_words, row, small_gra
 from tests.toys import share_of_class_two, transformer_policy
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("dtype", [pytest.param(torch.float32, marks=pytest.mark.slow), torch.float64], ids=str)
 def test_the_graph_policy_passes_every_law(dtype: torch.dtype) -> None:
     policy = small_graphs().to(dtype)
     start = time.process_time()

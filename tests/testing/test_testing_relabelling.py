@@ -35,6 +35,7 @@ class NumberedNetwork(nn.Module):
 
 @pytest.mark.parametrize("decode", [None, node_classes], ids=["graphs", "decoded"])
 @pytest.mark.parametrize("numbered", [False, True])
+@pytest.mark.slow
 def test_the_kit_relabels_graphs_by_itself(decode: Any, numbered: bool) -> None:
     plain = tiny_policy()
     network = NumberedNetwork(plain.network) if numbered else plain.network

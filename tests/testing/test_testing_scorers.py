@@ -34,7 +34,7 @@ def test_scores_pass_every_law_that_needs_no_tables() -> None:
     assert {notes[law] for law in ON_TABLES} == {"needs sites; ScoredWords gives scores only (TypeError)"}
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("dtype", [pytest.param(torch.float32, marks=pytest.mark.slow), torch.float64], ids=str)
 def test_the_lower_bound_passes(dtype: torch.dtype) -> None:
     policy = ElboLikelihood(transformer_policy(), 5).to(dtype)
     assert isinstance(policy, Scorer)

@@ -141,6 +141,7 @@ def test_an_encoder_can_be_compiled() -> None:
     assert 0 < backend.programs <= 3
 
 
+@pytest.mark.slow
 def test_it_goes_together_with_adapters_and_with_layers_computed_again() -> None:
     policy, backend = policy_of(), Counting()
     add_lora(policy, r=2, target_modules=["qkv", "edge_in", "film"])

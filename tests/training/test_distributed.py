@@ -166,6 +166,7 @@ def test_an_error_in_one_process_stops_all_with_its_message(failed: tuple[Path, 
     assert Checkpoints(folder / "fails").latest().name.endswith("0")  # what there was is saved
 
 
+@pytest.mark.slow
 def test_an_error_in_the_first_alone_stops_all(failed: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     _, done = failed
     assert done.returncode != 0

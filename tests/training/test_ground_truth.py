@@ -220,6 +220,7 @@ def test_the_expected_sum_of_kls_is_the_kl_of_the_paths(kind: str) -> None:
 @pytest.mark.parametrize(
     ("level", "kind", "updates"), [("token", "uniform", 60), ("step", "marginal", 60), ("step", "absorbing", 120)]
 )
+@pytest.mark.slow
 def test_training_reaches_the_best_graph(level: Any, kind: str, updates: int) -> None:
     """Start: the reward of a random policy; end: the exact expected reward, enumerated, is near its optimum of 1."""
     policy = make(kind).float()

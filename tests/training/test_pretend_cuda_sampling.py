@@ -98,6 +98,7 @@ def test_a_recorded_step_draws_the_same_bits(name: str) -> None:
     assert few.replays > 0
 
 
+@pytest.mark.slow
 def test_a_recorded_step_of_the_preset_of_64_nodes_launches_a_handful_of_kernels() -> None:
     """Depth and features of ``tree``, ``planar`` and ``sbm``, which decide the launches; widths and sizes do not."""
     config = GraphTransformerConfig(

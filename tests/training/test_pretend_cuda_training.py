@@ -40,6 +40,7 @@ def test_an_update_waits_less_than_five_times(name: str, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("name", ["graph", "positions", "tokens", "masked text"])
+@pytest.mark.slow
 def test_passes_are_measured_on_the_device(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pass_size, "free_bytes", lambda device: {"cuda": 2**30}[device.type])
     config = dataclasses.replace(CONFIG, per_device_batch_size="auto", timestep_chunk="auto")
