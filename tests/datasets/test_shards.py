@@ -150,6 +150,7 @@ def test_a_stopped_build_is_finished_and_whole_shards_are_kept(file: Path, tmp_p
     assert content(folder) == expected
 
 
+@pytest.mark.slow
 def test_a_build_that_is_killed_at_any_moment(file: Path, tmp_path: Path) -> None:
     long = tmp_path / "some.smi"
     long.write_text(file.read_text() * 6)

@@ -85,6 +85,7 @@ def test_pair_update_is_its_formula(sizes: list[int]) -> None:
     same(lambda *x: updated(x, layout), plain, drawn(*shapes))
 
 
+@pytest.mark.slow
 def test_compiled_code_computes_the_same() -> None:
     sizes = [4, 3]
     layout, _ = layout_of(sizes)

@@ -75,6 +75,7 @@ def test_the_workers_score_and_end_with_the_run(short_run: TrainRecipe, tmp_path
     assert [pool._seats for pool in made] == [[]]
 
 
+@pytest.mark.slow
 def test_optimise_is_the_same_whoever_scores(tmp_path: Path) -> None:
     run(tmp_path / "here", budget=40)
     run(tmp_path / "workers", budget=40, reward_workers=2)

@@ -258,6 +258,7 @@ def test_a_function_without_a_file_is_what_it_and_what_it_names_are() -> None:
         identify(executed(NOTEBOOK, "with_pattern"))
 
 
+@pytest.mark.slow
 def test_a_reward_of_the_script_itself_is_its_file(tmp_path: Path) -> None:
     text = "import json\nfrom discrete_grpo.rewards.identity import identify\nTABLE = [lambda s: 1.0]\n"
     text += "def score(samples, **c): return [TABLE[0](s) for s in samples]\nprint(json.dumps(identify(score)))\n"
