@@ -4,8 +4,8 @@
 
 Each run is a process of its own with as many threads as ``--threads``, and runs on as many cores. ``limited`` is the command as it
 stands (``discrete_grpo/cli/threads.py``); ``unlimited`` sets ``GOMP_SPINCOUNT`` to the 300,000 turns that GNU OpenMP takes by
-default. ``busy`` has an endless loop, as if started in another terminal, on the first of the cores, ``idle`` has not. The four follow each other in
-every repeat. The seconds are those of an update, without the first.
+default. ``busy`` has an endless loop on the first of the cores, as if started in another terminal; ``idle`` has not. The four
+follow each other in every repeat. The seconds are those of an update, without the first.
 """
 
 from __future__ import annotations
