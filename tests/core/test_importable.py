@@ -1,4 +1,4 @@
-"""What a worker process can import is sent, and what stands in the main script is named, wherever it is."""
+"""Objects that a worker process can import are pickled; an error names one of the main script, also within another object."""
 
 from __future__ import annotations
 

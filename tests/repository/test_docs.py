@@ -29,6 +29,8 @@ PAGES = [
 ]
 
 
+GATED = ("README.md", "docs/extending.md")
+"""Pages whose code runs in ``make test`` too."""
 LONG = re.compile(r"\bmax_steps=\d{2,}")
 
 
@@ -36,9 +38,7 @@ def blocks(page: str) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(encoding="utf-8"), re.M | re.S)
 
 
-@pytest.mark.parametrize(
-    "page", ["README.md", *[pytest.param(page, marks=pytest.mark.slow) for page in PAGES if page != "README.md"]]
-)
+@pytest.mark.parametrize("page", [page if page in GATED else pytest.param(page, marks=pytest.mark.slow) for page in PAGES])
 def test_code_runs_in_order(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     found = blocks(page)
