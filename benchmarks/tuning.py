@@ -29,6 +29,9 @@ SOURCES = (
     "discrete_grpo/benchmarking/methods/genetic.py",
     "discrete_grpo/benchmarking/methods/tb_ga.py",
     "discrete_grpo/recipes/proposers.py",
+    "discrete_grpo/training/memory.py",
+    "discrete_grpo/rewards/pmo.py",
+    "discrete_grpo/rewards/scoring_parts.py",
     "discrete_grpo/domains/molecule_operators.py",
     "discrete_grpo/domains/smiles_grammar.py",
 )
@@ -134,6 +137,8 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--output_dir", type=Path, default=None, help="folder of the rows; runs/tuning/METHOD unless given")
     parser.add_argument("--out", type=Path, default=None, help="result; benchmarks/results/tuning_METHOD.json unless given")
     given = parser.parse_args(argv)
+    if given.again < 0:
+        parser.error(f"--again: {given.again}, expected 0 or more")
     folder = given.output_dir or ROOT / "runs" / "tuning" / given.method
     found = search(METHODS[given.method], given.trials, given.again, given.budget, given.seed, given.jobs, folder)
     shown = {t["trial"]: {**t["settings"], "sum": statistics.mean(t["sums"]), "seeds": len(t["sums"])} for t in found["trials"]}

@@ -76,7 +76,8 @@ def download(name: str, cache_dir: str | Path | None = None) -> Path:
             file.write(found + "\n")
         print(f"{name}: first download of {entry.url}, sha256 {found} recorded in {record}", file=sys.stderr)
     elif found != known:
-        raise ValueError(f"name: {name!r}: {path} has sha256 {found}, expected {known}; delete it to download it again")
+        also = "" if entry.sha256 else f", and {record} too if its content may have changed,"
+        raise ValueError(f"name: {name!r}: {path} has sha256 {found}, expected {known}; delete it{also} to download it again")
     return path
 
 

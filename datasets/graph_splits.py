@@ -129,10 +129,33 @@ def _check_edges(name: str, edges: np.ndarray, num_nodes: int) -> None:
         raise ValueError(f"{name} has an edge twice, expected each undirected edge once")
 
 
+def _attributes(graph: nx.Graph) -> list[dict[str, Any]]:
+    """The attributes of all nodes and edges."""
+    return [row for _, row in graph.nodes(data=True)] + [row for *_, row in graph.edges(data=True)]
+
+
+def _check_writable(name: str, graph: nx.Graph, labelled: bool) -> None:
+    """Raise ``ValueError`` for a graph that a file of splits would not give back."""
+    if graph.is_directed() or graph.is_multigraph() or nx.number_of_selfloops(graph):
+        raise ValueError(f"splits: {name} is a {type(graph).__name__}, expected a simple undirected graph")
+    if set(graph) != set(range(len(graph))):
+        raise ValueError(f"splits: {name} has the nodes {sorted(map(repr, graph))[:3]}, expected 0 to {len(graph) - 1}")
+    if labelled and not all("label" in row for row in _attributes(graph)):
+        raise ValueError(f"splits: {name} has a node or an edge without label, expected a label at all of them, as others have one")
+
+
 def write_npz(path: str | Path, splits: GraphSplits) -> None:
-    """Write splits in the format of :func:`read_npz`, with the classes of graphs that have them as the attribute ``label``."""
+    """Write splits in the format of :func:`read_npz`, with the classes of graphs that have them as the attribute ``label``.
+
+    Raises:
+        ValueError: for a graph that the format cannot hold: directed, with several edges of a pair or a self-loop, with nodes that
+            are not 0, 1, 2, ..., or with a label at some nodes and edges of the splits and none at others.
+    """
     arrays: dict[str, Any] = {}
-    labelled = any("label" in row for graph in splits.train for _, row in graph.nodes(data=True))
+    every = [(f"{split} graph {k}", graph) for split in SPLITS for k, graph in enumerate(getattr(splits, split))]
+    labelled = any("label" in row for _, graph in every for row in _attributes(graph))
+    for name, graph in every:
+        _check_writable(name, graph, labelled)
     for split in SPLITS:
         graphs = getattr(splits, split)
         if labelled:

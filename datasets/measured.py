@@ -81,11 +81,12 @@ def read_measured(
         max_bytes: largest size that a gzipped file may unpack to.
 
     Raises:
-        ValueError: for a cell of these lines that holds something else, or a row with more cells than the header, naming the line.
+        ValueError: for a line that is not there, a cell of these lines that holds something else, or a row with more cells than the
+            header, naming the line.
     """
     header, body = table_body(Path(path), smiles_column, max_bytes)
     places, wanted = [header.index(name) for name in names], set(lines)
-    found: list[list[float]] = []
+    found: dict[int, list[float]] = {}
     try:
         for line, row in body:
             if line not in wanted:
@@ -94,10 +95,12 @@ def read_measured(
             if any(cells[len(header) :]):
                 told = f"path: line {line} of {str(path)!r} has {len(cells)} cells, expected {len(header)} as the header has"
                 raise ValueError(f"{told}; a cell that holds the delimiter, such as a decimal comma, needs quotes")
-            found.append([_number(cells[k], path, line, header[k]) for k in places])
+            found[line] = [_number(cells[k], path, line, header[k]) for k in places]
     except csv.Error as error:
         raise ValueError(f"path: {str(path)!r} cannot be read as a table: {error}") from None
-    return torch.tensor(found, dtype=torch.float64).reshape(len(lines), len(names))
+    if missing := wanted - found.keys():
+        raise ValueError(f"lines: {min(missing)}, expected numbers of lines of {str(path)!r} below its header")
+    return torch.tensor([found[line] for line in lines], dtype=torch.float64).reshape(len(lines), len(names))
 
 
 def _number(text: str, path: str | Path, line: int, column: str) -> float:

@@ -14,6 +14,7 @@ from jaxtyping import Float, Int
 from rdkit import Chem
 from torch import Tensor
 
+from discrete_grpo.core.checks import check_samples
 from discrete_grpo.core.precision import place
 from discrete_grpo.datasets.arrays import read_arrays
 from discrete_grpo.datasets.packing import MAX_ATOMS, Packer, pack
@@ -272,6 +273,7 @@ def dataset_from_smiles(smiles: Iterable[str], name: str = "", max_broken: float
     Raises:
         ValueError: if there are none, or a larger share than ``max_broken`` does not parse.
     """
+    check_samples(smiles, "smiles")
     packer = pack(enumerate(smiles, 1), name or "smiles")
     check_broken(Path(name or "smiles"), len(packer.smiles), packer.broken, max_broken)
     return _dataset(packer, name)

@@ -64,7 +64,7 @@ def _classes(data: Data, wanted: str | None, usual: str, count: int, where: str)
     value = value.cpu()
     found = value[:, 0] if value.dim() == 2 and value.shape[1] == 1 else value
     if found.dim() == 2 and bool(((found == 0) | (found == 1)).all() and (found.sum(1) == 1).all()):
-        found = found.argmax(1)
+        found = found.long().argmax(1)
     if found.shape != (count,) or found.is_complex() or not torch.equal(found, found.long().to(found.dtype)):
         shape = f"{value.dtype} of shape {list(value.shape)}"
         raise ValueError(f"{where}{attribute} is {shape}, expected whole numbers [{count}] or one-hot rows [{count}, classes]")

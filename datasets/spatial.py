@@ -16,7 +16,7 @@ import numpy as np
 from rdkit import Chem
 from rdkit.rdBase import rdkitVersion
 
-from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.checks import check_range, check_samples
 from discrete_grpo.datasets.arrays import read_arrays
 from discrete_grpo.datasets.reading import array_lines, check_broken, content_key, from_cache, text_array, write_arrays
 from discrete_grpo.datasets.text_files import MAX_BYTES, suffix_of, text_lines
@@ -99,6 +99,7 @@ def conformers(
     check_range("jobs", jobs, least=1)
     if aromatic and not hydrogens:
         raise ValueError("aromatic: True, expected False where hydrogens is False")
+    check_samples(smiles, "smiles")
     texts = [str(text) for text in smiles]
     digest = hashlib.sha256(f"{_CACHE_VERSION} {rdkitVersion} {seed} {hydrogens} {aromatic}\n".encode())
     digest.update("\n".join(texts).encode())

@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor
 
-from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.checks import check_range, check_whole
 from discrete_grpo.core.precision import place
 from discrete_grpo.datasets.reading import smiles_rows
 from discrete_grpo.datasets.text_files import MAX_BYTES, suffix_of, text_lines
@@ -165,6 +165,8 @@ def text_dataset(
         raise ValueError(f"data: {name!r} holds no text, expected at least one line")
     if long_lines not in ("error", "split"):
         raise ValueError(f"long_lines: {long_lines!r}, expected error or split")
+    if block_size is not None:
+        check_whole("block_size", block_size, least=1)
     given = range(1, len(lines) + 1) if numbers is None else numbers
     tokenizer = tokenizer or Tokenizer.of(lines, pattern)
     rows: list[list[int]] = []

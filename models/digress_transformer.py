@@ -213,7 +213,8 @@ class DigressTransformer(nn.Module):
     """Clean-class logits of noisy graphs: ``(nodes, edges, time, mask) -> (node logits, edge logits)``.
 
     Its state dict is that of the published ``GraphTransformer``. It is equivariant to node permutation if its features are
-    (eigenvectors are not), its edge logits are symmetric, and padding changes no logit unless ``pooling="padded"``.
+    (eigenvectors are not), its edge logits are symmetric, and padding changes no logit unless it counts, with
+    ``pooling="padded"`` or ``padding_counts``; then ``pad_to`` fixes it.
 
     Args:
         config: sizes and variants.

@@ -9,12 +9,12 @@ With LayerNorms modulated by y, which depends on the time, a layer is
 
     e'_ij = e_ij + W g_ij
     l_ij  = q_i · k_j / sqrt(d) + b · e'_ij,  a_ij = softmax_j l_ij
-    x_i  += Σ_j a_ij v_j + Σ_j U e'_ij / sqrt(n - 1);  x_i += MLP(x_i)
-    e_ij += MLP(e'_ij, l_ij, l_ji, x_i ⊙ x_j),  w_ij another output of the same MLP
-    p_i  += (1 + α(x_i)) Σ_j w_ij (p_i - p_j) / (|p_i - p_j| + 1) / sqrt(n - 1) + β(x_i) p_i / (|p_i| + 1)
+    x_i  += Σ_j a_ij v_j + Σ_j U e'_ij / sqrt(n - 1);  x_i += MLP(z_i)
+    e_ij += MLP(e'_ij, l_ij, l_ji, x°_i ⊙ x°_j),  w_ij another output of the same MLP
+    p_i  += (1 + α(z_i)) Σ_j w_ij (p_i - p_j) / (|p_i - p_j| + 1) / sqrt(n - 1) + β(z_i) p_i / (|p_i| + 1)
 
-and p is centred again. Positions thus move by sums of bounded relative vectors with invariant weights, so that they turn, and are
-reflected, with the input.
+where x°_i is the normed x_i before the layer and z_i the normed x_i between its two steps, and p is centred again. Positions thus
+move by sums of bounded relative vectors with invariant weights, so that they turn, and are reflected, with the input.
 
 Passes over pairs make graph networks memory-bound. Pair states live on the P = N(N-1)/2 unordered pairs; only if a field is
 directed, they live on the N(N-1) ordered ones, and a layer reads [e'_ij, e'_ji] wherever it would read e'_ij. A layer passes 14

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -68,8 +68,13 @@ def chosen(what: str, given: Iterable[str] | None, known: Mapping[str, T]) -> li
     return [known[name] for name in names]
 
 
-def chosen_tasks(given: Sequence[str | Task] | None, known: Mapping[str, T]) -> list[T | Task]:
+def chosen_tasks(given: Sequence[str | Task] | None, known: Mapping[str, T], reserved: Container[str] = ()) -> list[T | Task]:
     """Return the tasks of a suite by name, or all, and custom tasks, in the given order.
+
+    Args:
+        given: names and tasks.
+        known: tasks of the suite.
+        reserved: further names of the suite, which custom tasks must not have.
 
     Raises:
         ValueError: as :func:`chosen`, for a value that is not a task, and for two tasks of one name.
@@ -80,7 +85,7 @@ def chosen_tasks(given: Sequence[str | Task] | None, known: Mapping[str, T]) -> 
     for one in own:
         if not hasattr(one, "score") or not hasattr(one, "kind"):
             raise ValueError(f"tasks: {one!r}, expected the name of a task or a Task")
-        if one.name in known:
+        if one.name in known or one.name in reserved:
             raise ValueError(f"tasks: one of your own is named {one.name!r}, as one of the suite is, expected another name")
     check_folder_names("tasks", [one.name for one in own])
     names = [one for one in given if isinstance(one, str)]

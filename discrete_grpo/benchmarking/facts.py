@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import platform
 import subprocess
@@ -69,7 +70,9 @@ def file_digest(path: str | os.PathLike[str]) -> str:
 
 
 def policy_facts(name: str | None, loaded: Any) -> dict[str, Any]:
-    """Name, digest of the weights, number of parameters and data of a policy.
+    """Name, digests of weights and settings, number of parameters and data of a policy.
+
+    The digest of the settings is None where the policy cannot be described, as it could not be written to a checkpoint either.
 
     Args:
         name: as it was given; None for a policy object.
@@ -88,6 +91,18 @@ def policy_facts(name: str | None, loaded: Any) -> dict[str, Any]:
     return {
         "name": name or type(loaded.policy).__name__,
         "sha256": digest.hexdigest()[:16],
+        "settings_sha256": _settings_digest(loaded.policy),
         "parameters": sum(p.numel() for p in as_module(loaded.policy).parameters()),
         "data": data.get("name") if isinstance(data, dict) else None,
     }
+
+
+def _settings_digest(policy: Any) -> str | None:
+    """SHA-256 of what a checkpoint says of a policy besides its weights, its first 16 digits."""
+    from discrete_grpo.runs.serialization import describe
+
+    try:
+        told = json.dumps(describe(policy), sort_keys=True)
+    except (TypeError, ValueError):
+        return None
+    return hashlib.sha256(told.encode()).hexdigest()[:16]

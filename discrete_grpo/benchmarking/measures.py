@@ -53,10 +53,12 @@ def curve(scores: Sequence[float], budget: int, k: int = 10) -> list[tuple[int, 
 
 
 def pairwise_diversity(smiles: Sequence[str]) -> float | None:
-    """1 - mean Tanimoto similarity over the unordered pairs of different molecules, ECFP4 of 2,048 bits.
+    """1 - mean Tanimoto similarity over the unordered pairs of entries, ECFP4 of 2,048 bits.
+
+    A molecule that is given twice counts twice; those of a row are all different.
 
     Returns:
-        A number in [0, 1]; None for fewer than two molecules.
+        A number in [0, 1]; None for fewer than two valid entries.
 
     Source: Huang et al. (2021), Therapeutics Data Commons, ``Diversity``.
 

@@ -31,8 +31,10 @@ OWN = "own"
 """Name of the suite of custom tasks, also of those given together with tasks of another suite."""
 
 
-COMMON = ("version", "budget", "policy", "policy_sha256")
+COMMON = ("version", "budget", "policy", "policy_sha256", "policy_settings_sha256")
 """Conditions that all rows of a table share, where they have them."""
+LATER = ("task_optimum", "policy_settings_sha256")
+"""Conditions that rows of earlier versions lack."""
 
 FOR_SUITES: dict[str, Any] = {"receptors": None, "exhaustiveness": 1, "reference": None, "classifiers": None, "trusted": ()}
 """Options that only tasks of suites take, with their defaults."""
@@ -70,6 +72,8 @@ class Request:
         for name, what in (("receptors", "folder"), ("reference", "SMILES file"), ("classifiers", "folder")):
             if (path := getattr(self, name)) is not None and not isinstance(path, str | Path):
                 raise ValueError(f"{name}: {path!r}, expected the name of a {what}")
+        if isinstance(self.policy, Path):
+            object.__setattr__(self, "policy", str(self.policy))
         if isinstance(self.seeds, list | tuple | range):
             object.__setattr__(self, "seeds", tuple(plain_number(seed) for seed in self.seeds))
 
@@ -136,6 +140,7 @@ def make_plan(request: Request) -> Plan:
         for method in methods
     )
     done = tuple(job for job in jobs if is_done(job))
+    print_notes(_unseen(done))
     _check_other_rows(folder, jobs)
     return Plan(folder, suite, jobs, done, _about(suite, tasks, methods, facts, request.seeds, budget))
 
@@ -174,9 +179,12 @@ def _of_suite(suite: Suite, request: Request) -> list[Task]:
                 raise ValueError(f"{name}: {value!r}, expected none, since the tasks of {suite.name} dock nothing")
     check_whole("exhaustiveness", request.exhaustiveness, least=1)
     known = suite.tasks(request.receptors, request.exhaustiveness, request.reference)
+    reserved: Mapping[str, str] = {}
     if suite.classified:
+        from discrete_grpo.rewards.classifier import CLASSIFIED as reserved
+
         known = {**known, **_classified(request)}
-    checks.chosen_tasks(request.tasks, dict.fromkeys(known))
+    checks.chosen_tasks(request.tasks, dict.fromkeys(known), reserved)
     if not suite.fixed and (request.receptors is None or not Path(request.receptors).is_dir()):
         found = "none given" if request.receptors is None else f"{request.receptors!r} is no folder"
         raise ValueError(f"receptors: {found}, expected the folder of the prepared receptors (PDBQT) of suite {suite.name}")
@@ -294,6 +302,7 @@ def _conditions(
     found: dict[str, Any] = {"version": version, "budget": budget, "settings": dict(method.settings)}
     if method.needs_policy and policy is not None:
         found |= {"policy": policy["name"], "policy_sha256": policy["sha256"]}
+        found |= {"policy_settings_sha256": policy["settings_sha256"]}
     for name, value in method.settings.items():
         if isinstance(value, str) and Path(value).is_file():
             found[f"{name}_sha256"] = file_digest(value)
@@ -307,6 +316,17 @@ def _conditions(
         found["method_source"] = _source(method.run)
     checked: dict[str, Any] = plain(found)
     return checked
+
+
+def _unseen(done: Sequence[Job]) -> list[str]:
+    """Lines that name tasks and methods whose rows are kept although their code cannot be compared with that of the rows."""
+    found: dict[str, None] = {}
+    for job in done:
+        for name, one in (("task_source", job.task.name), ("method_source", job.method.name)):
+            if name in job.conditions and job.conditions[name] is None:
+                told = f"{name.partition('_')[0]} {one!r}: its code cannot be inspected, so that an edit would not be noticed"
+                found[f"{told}; its rows are kept, name another folder for new ones"] = None
+    return list(found)
 
 
 def _source(value: Any) -> str | None:
@@ -326,7 +346,7 @@ def is_done(job: Job) -> bool:
     if row is None:
         return False
     now = _flat(job.conditions)
-    before = {"task_optimum": now.get("task_optimum")} | _flat(row.get("conditions") or {})  # rows of earlier versions lack it
+    before = {name: now[name] for name in LATER if name in now} | _flat(row.get("conditions") or {})
     _refuse_changes(job.label, job.folder, before, now)
     return True
 
@@ -344,6 +364,7 @@ def _check_other_rows(folder: Path, jobs: Sequence[Job]) -> None:
         if row is None:
             continue
         before, now = _flat(row.get("conditions") or {}), by_method.get(row["method"], common)
+        now = {name: value for name, value in now.items() if name not in LATER or name in before}
         names = {name for name in {**before, **now} if not name.startswith("task_")}
         if row["method"] not in by_method:  # conditions that both have; methods without a policy name none
             names = {name for name in COMMON if name in before and name in now}

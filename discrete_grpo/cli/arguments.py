@@ -142,7 +142,7 @@ options, which the run keeps, also where it has finished:
 
 def _resume() -> _Parser:
     parser = _Parser("resume", "RUN [--name=value ...]", "runs/demo --grpo.max_steps=200")
-    parser.add_argument("run", help="run folder; nothing else is needed")
+    parser.add_argument("run", help="run folder; nothing else is needed but the data of a pretraining")
     parser.epilog = f"{_CHANGES}\n\n{parser.epilog}"
     return parser
 

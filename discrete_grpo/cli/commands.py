@@ -110,5 +110,9 @@ def preset_path(command: str, name: str) -> Path:
         hint = did_you_mean(name, known)
         if command == "train" and name in bundled()["bundled policies"]:
             hint = f"it is a bundled policy, which is given to a preset as --policy={name};"
+        elif Path(name).is_file():
+            hint = f"it is a file; data are given as --data={name};"
+        elif command == "train" and (Path(name) / "run.json").is_file():
+            hint = f"it is a run folder; to train its policy further give a preset and --policy={name};"
         raise UsageError(f"preset: {name!r} is unknown; {f'{hint} '.lstrip()}known: {', '.join(known)}")
     return Path(str(importlib.resources.files("discrete_grpo.cli.presets") / f"{name}.yaml"))

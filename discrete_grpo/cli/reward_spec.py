@@ -117,7 +117,9 @@ def _wanted(name: str) -> str:
     """The text of an error about a name that is not an import path; for a judge, it explains the use of the class ``Judge``."""
     if name.endswith("-judge") or (Path(name) / "policy").is_dir() or (Path(name) / "model.safetensors").is_file():
         return f"expected the import path of one; of a judge it is --reward=Judge --reward.checkpoint={name}"
-    return "expected an import path such as my_file.my_reward"
+    dotted = name.replace(".py:", ":").replace(":", ".")
+    near = f"; did you mean {dotted!r}?" if dotted != name and all(part.isidentifier() for part in dotted.split(".")) else ""
+    return f"expected an import path such as my_file.my_reward{near}"
 
 
 def _load(path: str) -> Callable[..., Any]:
@@ -134,7 +136,7 @@ def _load(path: str) -> Callable[..., Any]:
 
 def _parser_of(kind: type) -> ArgumentParser:
     parser = ArgumentParser(exit_on_error=False, allow_abbrev=False)
-    parser.add_class_arguments(kind)
+    parser.add_class_arguments(kind, fail_untyped=False)  # an argument without a type takes any value
     return parser
 
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from discrete_grpo.cli.changes import check_changes, written
@@ -80,7 +81,8 @@ def _write_settings(folder: Path, command: str, settings: str) -> None:
 
     if (folder / "run.json").exists():
         raise UsageError(
-            f"output_dir: {folder} already holds a run; continue it with 'discrete-grpo resume {folder}' or name another folder"
+            f"output_dir: {folder} already holds a run; "
+            f"continue it with 'discrete-grpo resume {quote(str(folder))}' or name another folder"
         )
     check_unused(folder)
     if (folder / "config.yaml").exists():
@@ -164,7 +166,7 @@ def _guarded(folder: Path, run: Callable[[], object]) -> None:
         if isinstance(stopped, NoScores) or (isinstance(stopped, RewardError) and not _has_results(folder)):
             raise  # no call is left, or the reward does not fit the conditions and nothing was done yet
         saved = "saved, " if _has_results(folder) else ""
-        stopped.args = (f"{str(stopped) or 'stopped'}; {saved}continue with: discrete-grpo resume {folder}",)
+        stopped.args = (f"{str(stopped) or 'stopped'}; {saved}continue with: discrete-grpo resume {quote(str(folder))}",)
         raise
     if is_first():
         print(f"finished: {folder}")

@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 
+from discrete_grpo.core.checks import signature_of
 from discrete_grpo.core.error_place import error_place
 from discrete_grpo.core.interrupt import Interrupted
 from discrete_grpo.core.rollout import Context, Policy, Rollout
 
-__all__ = ["PolicyError", "draw"]
+__all__ = ["PolicyError", "check_sample", "draw"]
 
 
 class PolicyError(RuntimeError):
@@ -50,6 +51,17 @@ def draw(
     if (fault := _fault(found, contexts, added)) is not None:
         raise PolicyError(f"{name}: {fault}")
     return found
+
+
+def check_sample(policy: Any) -> None:
+    """Raise ``TypeError`` unless the method ``sample`` can be called as the trainer calls it."""
+    signature = signature_of(policy.sample)
+    try:
+        if signature is not None:
+            signature.bind([], generator=None)
+    except TypeError as error:
+        given = f"{type(policy).__name__}.sample({', '.join(signature.parameters) if signature else ''})"
+        raise TypeError(f"policy: {given} ({error}), expected sample(contexts, *, generator=None)") from None
 
 
 def _fault(found: Any, contexts: Sequence[Context], added: Collection[str]) -> str | None:

@@ -45,7 +45,7 @@ class EntropyController:
     """Adaptive coefficient of the entropy bonus: c ← clip(c ± δ, c_min, c_max), with + where H ≤ target; no bonus where H > target.
 
     Args:
-        coef: initial c.
+        coef: initial c, which is clipped to [c_min, c_max].
         target: target entropy in nats per site.
         delta: δ.
         low, high: c_min and c_max.
@@ -58,7 +58,7 @@ class EntropyController:
     """
 
     def __init__(self, coef: float, *, target: float, delta: float, low: float, high: float) -> None:
-        self.coef = coef
+        self.coef = min(high, max(low, coef))
         self.target, self.delta, self.low, self.high = target, delta, low, high
 
     def coef_at(self, mean_entropy: float) -> float:

@@ -80,12 +80,18 @@ NO_FIELD = {
     ),
     **dict.fromkeys(("adam_epsilon", "adam_eps"), "Adam's epsilon is that of torch"),
     **dict.fromkeys(("logging_steps", "logging_strategy", "log_every", "log_completions"), "every update and sample is logged"),
-    **dict.fromkeys(("eval_steps", "eval_strategy", "eval_every"), "a run is evaluated before and after training"),
+    **dict.fromkeys(
+        ("eval_steps", "eval_strategy", "eval_every"), "training is evaluated before and after, pretraining at every checkpoint"
+    ),
     **dict.fromkeys(("device", "cuda", "gpu"), "a run takes the GPU that torch finds, and CUDA_VISIBLE_DEVICES chooses one"),
     **dict.fromkeys(("resume", "resume_from_checkpoint"), "a run goes on with 'discrete-grpo resume RUN'"),
-    "disable_dropout": "networks are always in eval mode",
+    "disable_dropout": "networks are in eval mode, except in pretraining",
     "mask_truncated_completions": "texts that end at max_length count like all others",
 }
+
+
+OF_SOME = {"log_steps": "logging_steps log_every", "device": "cuda gpu"}
+"""Options that only some settings have, and names of :data:`NO_FIELD` that mean them there."""
 
 
 def right_field(key: str, names: Sequence[str]) -> str:
@@ -96,7 +102,8 @@ def right_field(key: str, names: Sequence[str]) -> str:
     """
     plain = key.replace("-", "_")
     leaf = plain.rpartition(".")[2].casefold()
-    found = [n for n in names if n.rpartition(".")[2] in _known_as(leaf)]
+    known = _known_as(leaf) | {field for field, others in OF_SOME.items() if leaf in others.split()}
+    found = [n for n in names if n.rpartition(".")[2] in known]
     same = [n for n in found if n.rpartition(".")[0] == plain.rpartition(".")[0]]
     if found:
         return f"did you mean {(same or found)[0]!r}?"

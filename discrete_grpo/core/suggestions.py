@@ -17,7 +17,8 @@ def absent_module(name: str, folder: Path) -> str:
     found = []
     if place.is_dir():
         found = [p.stem for p in place.iterdir() if p.suffix == ".py" or (p.is_dir() and p.name.isidentifier())]
-    return f"; it is neither installed nor in {place}; {did_you_mean(leaf, found)}".rstrip("; ")
+    where = f" nor in {place}" if place.is_dir() else f", and {parent} is no package in {folder}"
+    return f"; it is {'neither' if place.is_dir() else 'not'} installed{where}; {did_you_mean(leaf, found)}".rstrip("; ")
 
 
 def absent_attribute(holder: ModuleType | type, name: str) -> str:

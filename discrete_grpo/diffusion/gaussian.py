@@ -93,10 +93,3 @@ class GaussianDiffusion:
         narrow, wide, c_t, c_0 = (place(x, state.device).to(state) for x in (narrow, wide, c_t, c_0))
         std = torch.exp(0.5 * torch.lerp(narrow.log(), wide.log(), v.expand_as(narrow)))
         return c_t[:, None, None] * state + c_0[:, None, None] * clean, std
-
-    def law(
-        self, t: Float[Tensor, " batch"], clean: Float[Tensor, "batch node 3"]
-    ) -> tuple[Float[Tensor, "batch node 3"], Float[Tensor, " batch"]]:
-        """Mean sqrt(ᾱ_t) x_0 and deviation sqrt(1 - ᾱ_t) of q(x_t | x_0)."""
-        kept = place(self.schedule.alpha_bar(t), clean.device).to(clean)
-        return kept.sqrt()[:, None, None] * clean, (1 - kept).sqrt()

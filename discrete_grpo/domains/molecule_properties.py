@@ -57,20 +57,20 @@ def sa_score(mol: Chem.Mol) -> float:
     return float(sascorer.calculateScore(mol))
 
 
-def descriptor(name: str) -> Callable[[Chem.Mol], float]:
+def descriptor(name: str, argument: str = "properties") -> Callable[[Chem.Mol], float]:
     """RDKit's descriptor of this name (``MolLogP``, ``TPSA``, ``qed``, ``MolWt``, ...).
 
     Raises:
-        ValueError: if RDKit has none of that name; the nearest is named.
+        ValueError: naming ``argument``, if RDKit has none of that name; the nearest is named.
 
     >>> descriptor("TPSA")(Chem.MolFromSmiles("CCO"))
     20.23
     """
     known: dict[str, Callable[[Chem.Mol], float]] = dict(Descriptors.descList)
-    if name not in known:
-        near = difflib.get_close_matches(name, known, 1, 0.4)
+    if not isinstance(name, str) or name not in known:
+        near = difflib.get_close_matches(name, known, 1, 0.4) if isinstance(name, str) else None
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"properties: {name!r} is no RDKit descriptor{hint}")
+        raise ValueError(f"{argument}: {name!r} is no RDKit descriptor{hint}")
     return known[name]
 
 

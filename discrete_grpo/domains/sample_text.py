@@ -45,11 +45,16 @@ def sample_text(sample: object) -> str:
     if type(sample).__module__ == "rdkit.Chem.rdchem" and hasattr(sample, "GetNumConformers"):
         return _molecule_text(sample)
     if isinstance(sample, set | frozenset):
-        return f"{type(sample).__name__}({', '.join(sorted(map(sample_text, sample)))})"
+        return f"{type(sample).__name__}({', '.join(sorted(map(_inner_text, sample)))})"
     parts = _parts(sample)
     if parts is None or not _cut(sample):
         return _own_text(sample)
-    return f"{type(sample).__name__}({', '.join(f'{name}={sample_text(part)}' for name, part in parts.items())})"
+    return f"{type(sample).__name__}({', '.join(f'{name}={_inner_text(part)}' for name, part in parts.items())})"
+
+
+def _inner_text(part: object) -> str:
+    """The text of a part of a sample; texts are quoted, so that they end where they end and are not taken for numbers."""
+    return repr(part) if isinstance(part, str) else sample_text(part)
 
 
 def _cut(sample: object) -> bool:
@@ -111,7 +116,7 @@ def _graph_text(graph: Any) -> str:
 def _array_text(array: np.ndarray) -> str:
     shape = f"{array.dtype}{list(array.shape)}"
     if array.dtype == object:
-        return f"{shape}({', '.join(map(sample_text, array.ravel().tolist()))})"  # the shape is told before
+        return f"{shape}({', '.join(map(_inner_text, array.ravel().tolist()))})"  # the shape is told before
     if array.size <= SHOWN:
         return f"{shape}({array.tolist()})"
     return f"{shape}({hashlib.blake2b(np.ascontiguousarray(array).tobytes(), digest_size=16).hexdigest()})"

@@ -57,8 +57,9 @@ class SpatialMolecule:
         positions: coordinates of each atom in Å.
 
     Raises:
-        ValueError: for an unknown element, a position that is not three finite numbers, a bond between atoms that do not exist or
-            of another order, a pair that is bonded twice, or numbers of entries that differ.
+        ValueError: for an unknown element, a charge or an order that is not whole, a position that is not three finite numbers, a
+            bond between atoms that do not exist or of another order (an aromatic bond has 4 and not 1.5), a pair that is bonded
+            twice, or numbers of entries that differ.
 
     >>> SpatialMolecule(("H", "H"), (0, 0), ((0, 1, 1),), ((0, 0, 0), (0.74, 0, 0))).positions
     ((0.0, 0.0, 0.0), (0.74, 0.0, 0.0))
@@ -71,8 +72,9 @@ class SpatialMolecule:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "symbols", tuple(self.symbols))
-        object.__setattr__(self, "charges", tuple(int(q) for q in self.charges))
-        object.__setattr__(self, "bonds", tuple((int(i), int(j), int(order)) for i, j, order in self.bonds))
+        object.__setattr__(self, "charges", tuple(_whole(f"charges[{k}]", q) for k, q in enumerate(self.charges)))
+        bonds = (tuple(_whole(f"bonds[{k}]", value) for value in bond) for k, bond in enumerate(self.bonds))
+        object.__setattr__(self, "bonds", tuple(bonds))
         object.__setattr__(self, "positions", tuple(tuple(float(x) for x in row) for row in self.positions))
         n = len(self.symbols)
         if not len(self.charges) == len(self.positions) == n:
@@ -106,6 +108,12 @@ class SpatialMolecule:
     def coordinates(self) -> Float[np.ndarray, "atom 3"]:
         """Positions in Å as an array."""
         return np.array(self.positions, dtype=np.float64).reshape(-1, 3)
+
+
+def _whole(name: str, value: Any) -> int:
+    if int(value) != value:
+        raise ValueError(f"{name}: {value!r}, expected a whole number")
+    return int(value)
 
 
 def check_apart(molecule: SpatialMolecule) -> None:

@@ -35,6 +35,8 @@ __all__ = [
     "importer",
 ]
 
+TRAINED = frozenset({"grpo_steps", "offline_steps", "pretraining_steps", "rewards", "trained_from"})
+"""Names in the metadata of a checkpoint that training adds to those of an import."""
 Source = Literal["huggingface", "molgpt", "reinvent", "digress", "defog", "graph-grpo", "midi"]
 
 
@@ -122,4 +124,4 @@ def _is_ours(config: Path) -> bool:
     except CheckpointError:
         return False
     metadata = described.get("metadata") if isinstance(described, dict) and "format" in described else None
-    return isinstance(metadata, dict) and isinstance(metadata.get("source"), dict)
+    return isinstance(metadata, dict) and isinstance(metadata.get("source"), dict) and TRAINED.isdisjoint(metadata)

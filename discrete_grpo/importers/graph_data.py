@@ -57,6 +57,8 @@ class TrainingData:
         for field in ("atoms", "weights"):
             if getattr(self, field) and len(getattr(self, field)) != len(self.node_marginal):
                 raise ValueError(f"{field}: {len(getattr(self, field))}, expected {len(self.node_marginal)}, one per node class")
+        if not all(0 <= weight < float("inf") for weight in self.weights):
+            raise ValueError(f"weights: {self.weights}, expected finite numbers >= 0")
         if self.atoms:
             Vocabulary(self.atoms)
         given: object = self.steps

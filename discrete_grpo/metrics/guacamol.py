@@ -56,14 +56,16 @@ def guacamol(samples: Samples, reference: Samples, options: SuiteOptions | None 
     options = options or SuiteOptions()
     check_samples(samples)
     known = reference_table(reference, stereo=False)
-    drawn = np.random.default_rng(42).permutation(len(known))[:REQUESTED]
+    drawn, rest = np.split(np.random.default_rng(42).permutation(len(known)), [REQUESTED])
     table = known.take(np.sort(drawn))
     names = canonical_valid(samples, stereo=False)
     everything = frozenset(known.smiles)
     features = MoleculeTable(list(dict.fromkeys(s for s in names if s is not None)))
     place = {s: k for k, s in enumerate(features.smiles)}
+    for name in ("descriptors", "ecfp4_4096"):  # once per molecule, however often it was drawn and in how many folds
+        features.feature(name)
     if not chemnet.missing():
-        activations(features)  # once per molecule, however often it was drawn
+        activations(features)
 
     def statistics(rows: Rows) -> dict[str, Statistic]:
         valid = [s for k in rows if (s := names[k]) is not None]
@@ -72,7 +74,12 @@ def guacamol(samples: Samples, reference: Samples, options: SuiteOptions | None 
         return _counts([samples[k] for k in rows], valid, part, everything) | _distances(part, repeated, table)
 
     def perfect() -> dict[str, float]:
-        first, second = (table.take(rows) for rows in disjoint_halves(len(table), len(features), options.seed))
+        wanted = min(len(features), REQUESTED)
+        if len(rest) >= wanted:  # of equal size, as distances depend on it
+            fresh = np.random.default_rng(options.seed).permutation(rest)[:wanted]
+            first, second = known.take(np.sort(fresh)), table
+        else:
+            first, second = (table.take(rows) for rows in disjoint_halves(len(table), wanted, options.seed))
         seen = frozenset(second.smiles)
         ideal = _counts(first.smiles, list(first.smiles), first, seen) | _distances(first, first, second)
         return {name: whole(statistic) for name, statistic in ideal.items()}

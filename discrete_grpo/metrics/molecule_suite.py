@@ -29,6 +29,9 @@ def canonical_valid(samples: Samples, *, stereo: bool = True) -> list[str | None
     >>> canonical_valid(["OCC", "C.C", "C(C)(C)(C)(C)C", None])
     ['CCO', 'C.C', None, None]
     """
+    for k, s in enumerate(samples):
+        if s is not None and not isinstance(s, str):
+            raise ValueError(f"samples: entry {k} is {s!r}, expected a SMILES or None")
     mols = [parse_smiles(s) if s else None for s in samples]
     return [None if mol is None else to_smiles(mol, stereo=stereo) for mol in mols]
 

@@ -101,7 +101,8 @@ def sample_metrics(samples: Samples) -> dict[str, float]:
 
 def metrics_of_readings(found: Sequence[Reading]) -> dict[str, float]:
     """The numbers of :func:`sample_metrics` from the samples' :func:`readings`."""
-    return {name: whole(one) for name, one in _all(_stability(found) | _validity(found), len(found)).items()}
+    shares = {name: whole(one) for name, one in _all(_stability(found) | _validity(found), len(found)).items()}
+    return {name: 0.0 if math.isnan(share) else share for name, share in shares.items()}  # of no samples, or of no valid ones
 
 
 def evaluate(samples: Samples, reference: Sequence[SpatialMolecule] | None = None) -> dict[str, float]:

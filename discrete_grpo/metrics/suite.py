@@ -102,9 +102,9 @@ def estimates(
     if options.folds and (not count or count % options.folds):
         raise ValueError(f"folds: {options.folds} of {count} samples, expected a divisor of a positive number of samples")
     parts = np.split(np.arange(count), options.folds) if options.folds else []
-    folded = [{name: whole(s) for name, s in statistics(rows).items()} for rows in parts]
     every = statistics(np.arange(count))
     values = {name: (whole(statistic), *interval(statistic, options.bootstrap, options.seed)) for name, statistic in every.items()}
+    folded = [{name: whole(s) for name, s in statistics(rows).items()} for rows in parts]  # features are known by now
     ideal, found = perfect(), {}
     for name, (value, low, high) in values.items():
         column = [fold[name] for fold in folded]

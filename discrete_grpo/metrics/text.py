@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from discrete_grpo.core.checks import check_samples
+
 __all__ = ["diversity", "evaluate", "ranking_quality", "recovered", "sample_metrics"]
 
 
@@ -82,6 +84,7 @@ def evaluate(samples: Sequence[str | None], reference: Collection[str] | None = 
 
     Source of ``distinct_2``: Li et al. (2016), arXiv 1510.03055, over characters.
     """
+    check_samples(samples)
     texts = [sample for sample in samples if sample is not None]
     found = {"num_samples": float(len(samples))} | sample_metrics(samples)
     if reference is not None:

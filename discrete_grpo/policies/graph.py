@@ -65,14 +65,15 @@ class GraphPolicy(nn.Module):
         node_counts: probability of a graph of 0, 1, 2, ... nodes; drawn once per group.
         num_steps: steps of the sampler, at least 1.
         temperature: above 0; divides the network's logits (and not what ``precondition`` adds), in drawing and in scoring.
-        share_initial_noise: whether the rows of a group start from the same x_1.
+        share_initial_noise: whether the rows of a group start from the same x_1; fixed sites are noised in each row of its own.
         shared_steps: number of first steps that the rows of a group share, from one x_1, before they separate; 0 to
             ``num_steps`` - 1. Only later steps differ within a group and are trained on. A group of one row shares nothing.
         precondition: whether logits are the network's plus log q(x_t|x_0) of each site, see
             :meth:`~discrete_grpo.diffusion.noise.Noise.evidence`. It must have the same value in training and in sampling.
         properties: properties that the network is conditioned on, each a context column of that name.
         guidance: w, weight of the conditional branch; 1 uses it alone.
-        condition_dropout: share of training graphs whose properties are hidden, in [0, 1].
+        condition_dropout: p, share of training graphs of which all properties are hidden, in [0, 1]; in the others each is hidden
+            with probability p.
         train_distortion: f of the training times, 1 - t = f(U) with U uniform in [0, 1]; None means uniform times.
         sample_distortion: f of the sampler's grid, 1 - t_k = f(k/T); None means equal steps. Source of both: Qin et al. (2024),
             DeFoG, section 4.1, arXiv 2410.04263.

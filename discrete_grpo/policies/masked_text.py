@@ -213,6 +213,19 @@ class MaskedTextPolicy(nn.Module):
 
     # -- likelihood training
 
+    def check_batch(self, batch: Any) -> None:
+        """Raise ``ValueError`` unless ``batch`` holds ids of letters [B, L], PAD after each text's end, of texts with a letter."""
+        if not isinstance(batch, Tensor) or batch.dim() != 2 or batch.is_floating_point():
+            raise ValueError(f"batch: {type(batch).__name__}, expected token ids [B, L]")
+        if batch.shape[1] > self.block_size:
+            raise ValueError(f"batch: texts of {batch.shape[1]} tokens, expected at most block_size ({self.block_size})")
+        exists, most = batch != PAD, len(self.tokenizer) - 1
+        wrong = batch[exists & ((batch < NUM_SPECIAL) | (batch > most))]
+        if len(wrong):
+            raise ValueError(f"batch: id {int(wrong[0])}, expected ids of letters, {NUM_SPECIAL} to {most}, and PAD after a text")
+        if not bool(exists[:, 0].all()) or bool((exists[:, 1:] & ~exists[:, :-1]).any()):
+            raise ValueError("batch: PAD at or before the start of a text, expected PAD after each text's end only")
+
     def likelihood_loss(
         self, batch: Int[Tensor, "batch ..."], *, generator: torch.Generator | None = None, share: BatchShare = WHOLE
     ) -> dict[str, Tensor]:

@@ -35,6 +35,8 @@ def checked_counts(node_counts: Sequence[float]) -> tuple[float, ...]:
     Raises:
         ValueError: if it is no distribution over 0, 1, 2, ... nodes whose first entry is 0.
     """
+    if isinstance(node_counts, str):
+        raise ValueError(f"node_counts: {node_counts!r}, expected a list of probabilities")
     if len(node_counts) < 2 or min(node_counts) < 0 or node_counts[0] != 0 or not abs(sum(node_counts) - 1) <= 1e-4:
         wanted = "probabilities of 0, 1, 2, ... nodes that sum to 1, the first 0"
         raise ValueError(f"node_counts: {tuple(node_counts)}, expected {wanted}")

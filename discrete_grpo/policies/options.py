@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Literal
 
 from discrete_grpo.policies.graph import GraphPolicy
 from discrete_grpo.policies.node_count import LearnedSizes, RunningSizes, SizedPolicy
 from discrete_grpo.policies.surrogate import EagerLikelihood, ElboLikelihood, with_likelihood
 
-__all__ = ["Likelihood", "NodeCount", "change_graph_policy", "graph_part", "with_options", "without_likelihood"]
+__all__ = ["Likelihood", "NodeCount", "graph_part", "with_options", "without_likelihood"]
 
 Likelihood = Literal["transition", "eager", "elbo"]
 NodeCount = Literal["prior", "learned", "running"]
@@ -23,14 +22,6 @@ def graph_part(policy: Any) -> GraphPolicy | None:
     return policy if isinstance(policy, GraphPolicy) else None
 
 
-def change_graph_policy(policy: Any, change: Callable[[GraphPolicy], GraphPolicy]) -> Any:
-    """Apply ``change`` to the graph policy inside the wrappers, and wrap the result in the same way."""
-    if isinstance(policy, WRAPPERS):
-        made: Any = type(policy)
-        return made(**policy.init_args() | {"policy": change_graph_policy(policy.policy, change)}).eval()
-    return change(policy)
-
-
 def without_likelihood(policy: Any) -> Any:
     """Remove a surrogate likelihood around the policy that draws; the result is what is exported."""
     return policy.policy if isinstance(policy, EagerLikelihood | ElboLikelihood) else policy
@@ -39,7 +30,8 @@ def without_likelihood(policy: Any) -> Any:
 def with_options(policy: Any, likelihood: Likelihood = "transition", node_count: NodeCount = "prior", elbo_draws: int = 10) -> Any:
     """A graph policy with the likelihood and the choice of the node count that GRPO is to use.
 
-    A policy that has a wrapper already keeps it, with the first choices or with those that it was made with.
+    A policy that has a wrapper already keeps it, with the first choices or with those that it was made with, and its own number of
+    draws.
 
     Args:
         policy: any policy; only graph policies support other choices than the first ones.

@@ -89,7 +89,8 @@ def diffusion_policy(
         options: noise and sampler; None means the defaults.
         schedule: a custom noise schedule, in place of ``options.schedule``.
         properties: properties that the policy is conditioned on.
-        condition_dropout: share of training graphs whose properties are hidden.
+        condition_dropout: share of training graphs of which all properties are hidden; in the others each is hidden with the same
+            probability.
         decode: turns finished graphs into the samples that rewards see.
         encode: turns samples that rewards see into finished graphs.
         seed: random seed of the initial weights of a graph transformer; the global random state is not changed.
@@ -100,6 +101,9 @@ def diffusion_policy(
     options = options or DiffusionOptions()
     nodes, edges = (options.make_kernel(share, schedule) for share in shares)
     own = isinstance(network, nn.Module)
+    taken = getattr(getattr(network, "config", None), "num_properties", None)
+    if own and taken is not None and taken != len(properties):
+        raise ValueError(f"network: of {taken} properties, expected {len(properties)} as the policy has")
     policy = GraphPolicy(
         network if isinstance(network, nn.Module) else _graph_transformer(nodes, edges, network, len(properties), seed),
         nodes,

@@ -89,6 +89,8 @@ def changes_of_method(settings: Mapping[str, Any] | None, known: Mapping[str, An
     """
     found: dict[str, Any] = {}
     for name, value in (settings or {}).items():
+        if not isinstance(name, str):
+            raise ValueError(f"settings: {name!r} is a name, expected texts as names")
         group, _, field_name = name.partition(".")
         fields = {field_name: value} if group == "objective" and field_name else value
         if group == "objective" and isinstance(fields, Mapping):

@@ -37,7 +37,8 @@ def check_length(folder: Path, group: str, config: GRPOConfig | PretrainConfig, 
     check_range(f"{group}.max_steps", config.max_steps, least=done, note=", the updates that were made")
     if done == 0 or not _decays(config):
         return
-    was, now = _rate(done - 1, replace(config, max_steps=before)), _rate(done, config)
+    earlier = {name.removeprefix(f"{group}."): value for name, value in changed.items() if name.startswith(f"{group}.")}
+    was, now = _rate(done - 1, replace(config, **earlier)), _rate(done, config)
     told = f"learning rate: its decay ends at update {config.max_steps} in place of {before}"
     print_notes([f"{told}; update {done} had {was:.3g}, update {done + 1} has {now:.3g}" if config.max_steps > done else told])
 

@@ -14,6 +14,7 @@ from torch import nn
 
 from discrete_grpo.core.checks import check_whole, signature_of
 from discrete_grpo.core.description import describe, description
+from discrete_grpo.core.drawing import check_sample
 from discrete_grpo.core.rollout import as_module
 from discrete_grpo.core.seeding import seeded
 from discrete_grpo.core.suggestions import absent_attribute, absent_module
@@ -130,6 +131,7 @@ def policy_object(policy: Any, options: SamplerOptions | None = None) -> LoadedP
         raise TypeError(f"policy: {type(policy).__name__} has no {' and no '.join(missing)}, expected a policy")
     if not (hasattr(policy, "sites") or hasattr(policy, "score")):
         raise TypeError(f"policy: {type(policy).__name__} has neither sites nor score, expected a policy")
+    check_sample(policy)
     check_init_args("policy", policy)
     inner, told = innermost(policy), description(policy)
     if told and (found := _as_described(module, told, options or SamplerOptions())) is not None:
@@ -159,6 +161,8 @@ def _function(decode: Any) -> Any:
 
 
 def _from_checkpoint(folder: Path, options: SamplerOptions | None, trusted: Sequence[str] = ()) -> LoadedPolicy:
+    if isinstance(trusted, str):
+        raise ValueError(f"trusted: {trusted!r}, expected a list of packages, such as [{trusted!r}]")
     policy = checkpoint.read_policy(folder, trusted=(*TRUSTED, *trusted))
     metadata = checkpoint.load_metadata(folder)
     family = family_of(metadata, policy)

@@ -56,7 +56,8 @@ def molecule_policy(
         options: noise and sampler; None means the defaults.
         schedule: a noise schedule of your own, in place of ``options.schedule``.
         properties: descriptors the policy is conditioned on.
-        condition_dropout: share of training molecules whose properties are hidden.
+        condition_dropout: share of training molecules of which all properties are hidden; in the others each is hidden with the
+            same probability.
         seed: random seed of the initial weights of a graph transformer; the global random state is not changed.
 
     Raises:

@@ -39,7 +39,9 @@ from discrete_grpo.runs.checkpoint import Checkpoints, load_training, save, with
 from discrete_grpo.runs.console import print_notes, print_table, progress
 from discrete_grpo.runs.failures import FailureLog
 from discrete_grpo.runs.recorder import Recorder, check_unused, write_json, write_table
+from discrete_grpo.runs.serialization import check_savable
 from discrete_grpo.runs.settings import tell_new_folder
+from discrete_grpo.runs.weights import load_weights
 from discrete_grpo.training.memory import Remembered
 from discrete_grpo.training.rounds import Rounds
 from discrete_grpo.training.state import check_device_kind, global_state, restore_global_state
@@ -224,6 +226,8 @@ def _loaded(recipe: OptimiseRecipe, policy: nn.Module | None, resume: bool) -> t
     kept, own = Path(recipe.output_dir) / REFERENCE, class_name(recipe.policy)
     if policy is not None:
         found = policy_object(copy.deepcopy(policy))
+        if resume and kept.is_dir():
+            load_weights(kept, as_module(found.policy))  # those that the run began with, to which restarts return
     elif resume and kept.is_dir():
         found = load(f"{own}@{kept}" if own else kept)
     else:
@@ -233,6 +237,7 @@ def _loaded(recipe: OptimiseRecipe, policy: nn.Module | None, resume: bool) -> t
         told = f"policy: {recipe.policy} is a {type(found.policy).__name__} that makes {found.family.name}"
         wanted = "expected a TokenPolicy that writes SMILES or a GraphPolicy of molecules"
         raise ValueError(f"{told}, {wanted}; for others there are the commands train and search")
+    check_savable("policy", found.policy)
     check_unconditional(found.policy)
     settings = method.changed(recipe.settings)
     own_decoder = found.family.name == "samples" and graph_part(found.policy) is not None

@@ -63,7 +63,8 @@ class PretrainRecipe(ChargeOptions):
             its own beside the element, and the network an equivariant transformer.
         properties: conditions of the policy: names of columns of numbers in ``data``, and else of RDKit descriptors. A molecule
             whose cell is empty is trained on without that condition. A folder of shards has those that it was made with.
-        condition_dropout: share of training molecules whose properties are hidden, so that the policy also works without.
+        condition_dropout: share of training molecules of which all properties are hidden, so that the policy also works without; in
+            the others each is hidden with the same probability.
         network: sizes of the graph transformer, or with charges ``field`` of the equivariant one, which has no ``walk_length``,
             ``connectivity`` and ``log_time``.
         pretrain: settings of the training loop.

@@ -30,6 +30,7 @@ from discrete_grpo.rewards.ledger import Ledger, open_ledger, reserved
 from discrete_grpo.runs.checkpoint import CheckpointError, Checkpoints, save, withdraw_export
 from discrete_grpo.runs.console import print_table
 from discrete_grpo.runs.recorder import SAMPLES, check_unused
+from discrete_grpo.runs.serialization import check_savable
 from discrete_grpo.runs.settings import tell_changed_settings, tell_new_folder
 from discrete_grpo.runs.trackers import ReportTo, open_trackers
 from discrete_grpo.training.config import GRPOConfig
@@ -221,6 +222,7 @@ def run_train(
     processes.run_all(lambda: _check_folder(folder, resume) if processes.first else None)
     check_callables(recipe.rewards)
     loaded = _load(recipe, policy, resume)
+    check_savable("policy", loaded.policy)
     if processes.first:
         tell_changed_rewards(folder, recipe.rewards, resume=resume)
         kept = _kept(folder, recipe) if resume else ()

@@ -288,7 +288,8 @@ def classifier_tasks(folder: str | Path, *, trusted: Sequence[str] = (), checked
     Args:
         folder: folder of the files; if both kinds exist, the skops file is used.
         trusted: as of :class:`Classifier`.
-        checked: names of the tasks whose files are opened here, so that a bad file is reported early; None opens all.
+        checked: names of the tasks whose files are opened here, so that a bad file is reported early; None opens all. Where there
+            are names, tasks of other files that cannot be used are left out.
 
     Returns:
         Name -> task, at least one.
@@ -299,7 +300,18 @@ def classifier_tasks(folder: str | Path, *, trusted: Sequence[str] = (), checked
     """
     files = {name: [Path(folder) / f"{name}{suffix}" for suffix in (*PACKAGES, *PICKLES)] for name in _TASKS}
     found = {name: next((path for path in paths if path.is_file()), None) for name, paths in files.items()}
-    tasks = {name: classifier_task(name, str(path), trusted=trusted) for name, path in found.items() if path is not None}
+    tasks: dict[str, Task] = {}
+    unasked: list[Exception] = []
+    for name, path in found.items():
+        try:
+            if path is not None:
+                tasks[name] = classifier_task(name, str(path), trusted=trusted)
+        except (ValueError, ImportError) as error:
+            if not checked or name in checked:
+                raise
+            unasked.append(error)  # such as a pickle that is to be converted later
+    if not tasks and unasked:
+        raise unasked[0]
     if not tasks:
         names = ", ".join(f"{name}.skops" for name in _TASKS)
         raise ValueError(f"classifiers: {str(folder)!r} holds none of {names}, expected a folder with one of them (or .onnx)")

@@ -41,7 +41,7 @@ class HitsProperty:
 
     def __post_init__(self) -> None:
         check_range("scale", self.scale, above=0)
-        molecule_properties.descriptor(self.property)
+        molecule_properties.descriptor(self.property, "property")
 
     @cached_property
     def name(self) -> str:
@@ -116,4 +116,6 @@ def _column(columns: dict[str, Sequence[Any]], name: str, count: int) -> Sequenc
     if any(value is None for value in found):
         given = ", ".join(columns) or "none"
         raise ValueError(f"{name}: a sample has no such condition, expected the column {name!r} (columns given: {given})")
+    if len(found) != count:
+        raise ValueError(f"{name}: {len(found)} values, expected one per sample, {count}")
     return found

@@ -73,9 +73,10 @@ class Docking:
             raise ValueError(f"receptor: {self.receptor!r}, expected a PDBQT file")
         object.__setattr__(self, "receptor", str(self.receptor))
         for name in ("center", "box_size"):
-            values = tuple(float(x) for x in getattr(self, name))
-            if len(values) != 3 or not all(math.isfinite(x) and (name == "center" or x > 0) for x in values):
-                raise ValueError(f"{name}: {list(values)}, expected three finite numbers{'' if name == 'center' else ' above 0'}")
+            values = _three(getattr(self, name))
+            if values is None or not all(math.isfinite(x) and (name == "center" or x > 0) for x in values):
+                above = "" if name == "center" else " above 0"
+                raise ValueError(f"{name}: {getattr(self, name)!r}, expected three finite numbers{above}")
             object.__setattr__(self, name, values)
         for name in ("exhaustiveness", "n_poses", "seed", "cpu"):
             check_whole(name, getattr(self, name), least=1)
@@ -165,6 +166,15 @@ class Docking:
         if not fine:
             raise ValueError(f"meeko: {reason}")
         return str(text)
+
+
+def _three(values: Any) -> tuple[float, ...] | None:
+    """Three numbers, or None for anything else, also for a text of three digits."""
+    try:
+        found = () if isinstance(values, str | bytes) else tuple(float(x) for x in values)
+    except (TypeError, ValueError):
+        return None
+    return found if len(found) == 3 else None
 
 
 def _versions() -> dict[str, str]:

@@ -17,6 +17,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any, ClassVar
 
 import numpy as np
@@ -127,6 +128,9 @@ def tree_closeness(samples: Samples, **columns: Sequence[Any]) -> list[float]:
 
 
 def _splits(data: str) -> GraphSplits:
+    if not isinstance(data, str | PurePath):
+        raise ValueError(f"data: {data!r}, expected the name of a set or an npz file")
+    data = str(data)
     try:
         return _loaded(data, file_digest(data) if data.endswith(".npz") else None)
     except Unidentified:  # it cannot be read: told as what it is for

@@ -85,7 +85,8 @@ def code_identity(reward: object) -> str | None:
 
     Files are ignored, both those that it reads and other code in the files that define it. The digest is therefore unchanged after
     an edit elsewhere in the script that defines the reward, and after the reward has written to a file. Modules that a function
-    imports when it is called count as a whole, with the user's modules that they import, as they may not be loaded yet.
+    imports when it is called count as a whole, with the user's modules that they import, as they may not be loaded yet, and so
+    does a module with a global of the reward that cannot be described, such as an object of a C library.
 
     >>> code_identity(len) == code_identity(len), code_identity(len) == code_identity(sum)
     (True, False)
@@ -134,11 +135,16 @@ class _View:
             self._known[id(value)] = (value, found)
         return found
 
-    def _lenient(self, value: Any) -> Any:
-        """Like :meth:`describe`; an object that cannot be described is only named, as the source around it says how it is made."""
+    def _lenient(self, value: Any, home: str | None) -> Any:
+        """Like :meth:`describe`; an object that cannot be described is only named, as the source around it says how it is made.
+
+        That source is the module ``home``, which then counts as a whole, also where files are ignored otherwise.
+        """
         try:
             return self.describe(value)
         except Unidentified:
+            if home is not None:
+                self.sources.add_imported(home)
             return ("unseen", _path(type(value)))
 
     def _cached_as(self, value: Any) -> Any:
@@ -219,7 +225,8 @@ class _View:
             self.sources.add(name)
         sourced = home is not None and source_file(home) is not None
         made = not sourced or bool(value.__code__.co_flags & inspect.CO_NESTED)  # by other code, which may put anything into it
-        look = self.describe if made else self._lenient
+        lenient = functools.partial(self._lenient, home=home)
+        look = self.describe if made else lenient
         cells = tuple(self.describe(_cell(cell)) for cell in value.__closure__ or ())
         settings = [tuple(map(look, value.__defaults__ or ())), _looked(value.__kwdefaults__, look), _looked(vars(value), look)]
         found = ("function", _path(value), cells, *settings)
@@ -227,7 +234,7 @@ class _View:
             return found
         for name in imported_inside(value.__code__, value.__globals__.get("__package__")):
             self.sources.add_imported(name)
-        return (*found, self.describe(value.__code__), self._globals(value, self._lenient if sourced else self.describe))
+        return (*found, self.describe(value.__code__), self._globals(value, lenient if sourced else self.describe))
 
     def _code(self, value: types.CodeType) -> Any:
         names = (value.co_names, value.co_varnames, value.co_freevars, value.co_cellvars)
@@ -242,7 +249,8 @@ class _View:
             held = value.__globals__[name]
             found.append((name, look(held)))
             if isinstance(held, types.ModuleType) and is_user_code(held.__name__):
-                found += [(f"{name}.{inner}", self._lenient(vars(held)[inner])) for inner in names if inner in vars(held)]
+                inside = {inner: vars(held)[inner] for inner in names if inner in vars(held)}
+                found += [(f"{name}.{inner}", self._lenient(part, held.__name__)) for inner, part in inside.items()]
         return tuple(found)
 
     def _class(self, value: type) -> Any:
@@ -250,7 +258,8 @@ class _View:
         self.sources.add(value.__module__, follow=rewards)
         if not is_user_code(value.__module__):
             return ("class", _path(value))
-        look = self._lenient if source_file(value.__module__) is not None else self.describe
+        sourced = source_file(value.__module__) is not None
+        look = functools.partial(self._lenient, home=value.__module__) if sourced else self.describe
         parts = [(n, part) for n, part in sorted(vars(value).items()) if not _is_bookkeeping(n, part)]
         bases = [self.describe(base) for base in (type(value), *value.__bases__)]
         return ("class", _path(value), *bases, *((name, look(part)) for name, part in parts))
@@ -272,6 +281,8 @@ class _View:
 
     def _object(self, value: Any) -> Any:
         kind = type(value)
+        if _path(kind) == "rdkit.Chem.rdchem.Mol":
+            return _molecule(value)
         if kind is object or hasattr(kind, "__next__") or not all(map(_is_python, map(type, kind.__mro__))):
             raise Unidentified(f"a {_path(kind)} cannot be told from others of its kind")
         reduces = any(name in vars(base) for base in kind.__mro__[:-1] for name in ("__reduce__", "__reduce_ex__"))
@@ -321,6 +332,13 @@ def _tensor(value: Tensor) -> Any:
     data: Any = flat.view(torch.uint8).numpy()
     content = hashlib.blake2b(data, digest_size=16).hexdigest()
     return ("tensor", type(value).__name__, tuple(value.shape), str(value.dtype), content)
+
+
+def _molecule(value: Any) -> Any:
+    """A molecule or a pattern, without what RDKit keeps in it of earlier computations."""
+    copy = type(value)(value)
+    copy.ClearComputedProps()
+    return ("molecule", hashlib.blake2b(copy.ToBinary(), digest_size=16).hexdigest())
 
 
 def _path(value: Any) -> str:

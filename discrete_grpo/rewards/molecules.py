@@ -264,7 +264,7 @@ class Substructure:
     @cached_property
     def _pattern(self) -> Chem.Mol:
         with BlockLogs():
-            pattern = Chem.MolFromSmarts(self.smarts) if self.smarts else None
+            pattern = Chem.MolFromSmarts(self.smarts) if isinstance(self.smarts, str) and self.smarts else None
         if pattern is None:
             raise ValueError(f"smarts: {self.smarts!r}, expected a SMARTS pattern that RDKit reads")
         return pattern

@@ -269,7 +269,7 @@ class Sources:
             self._modules[name] = follow or self._modules.get(name, False)
 
     def add_imported(self, name: str) -> None:
-        """Count a module that a function imports when it is called: one that counts anyway, as the text of modules is read."""
+        """Count a module that a function imports when called, or that holds what cannot be described; it counts anyway here."""
 
     def add_script(self, path: str) -> None:
         """Count a Python file by its path, with the files beside it that it imports."""
@@ -330,7 +330,7 @@ class Sources:
 
 
 class CodeSources(Sources):
-    """Sources in which no file counts but modules that functions import when they are called."""
+    """Sources in which no file counts but modules that functions import when called, or that hold what cannot be described."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -397,5 +397,7 @@ def find_checkpoint(name: str | Path, role: str = "policy") -> Path:
     known, within = bundled_policies(role), Path("runs", name)  # where presets put their runs
     a_run = role == "policy" and path.name == str(name) and any((within / part).exists() for part in ("policy", "checkpoints"))
     near = f"did you mean '{within.as_posix()}'?" if a_run else did_you_mean(str(name), known)
+    if (parts := str(name).split("."))[1:] and all(map(str.isidentifier, parts)) and Path(*parts[:-1]).with_suffix(".py").is_file():
+        near = f"a class is named as {'.'.join(parts[:-1])}:{parts[-1]}"
     told = f"{role}: {str(name)!r} is no checkpoint folder, run folder or bundled {role}"
     raise CheckpointError(f"{told}; {near}" if near else f"{told} (bundled: {', '.join(known) or 'none'})")

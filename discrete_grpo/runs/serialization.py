@@ -147,6 +147,8 @@ def build(spec: Any, trusted: Sequence[str] = TRUSTED) -> Any:
     if not isinstance(path, str) or not isinstance(args, dict):
         raise CheckpointError(f"class_path: {path!r} with {type(args).__name__} as init_args, expected a name and a mapping")
     path = current_path(path)
+    if isinstance(trusted, str):
+        raise ValueError(f"trusted: {trusted!r}, expected a list of packages, such as [{trusted!r}]")
     if path.split(".")[0] not in trusted:
         raise CheckpointError(
             f"class_path: {path!r} is outside the trusted packages {', '.join(trusted)}; name its package in `trusted`,"

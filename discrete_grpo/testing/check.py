@@ -10,10 +10,11 @@ from typing import Any, cast
 
 import torch
 
+from discrete_grpo.core.checks import check_function
 from discrete_grpo.core.rollout import Context, Policy, Reward, Rollout, as_module
 from discrete_grpo.testing import behaviour, causes, learning, probability, replay
 from discrete_grpo.testing.case import Case, Change, Law, Skip, why_no_sites
-from discrete_grpo.testing.interface import check_arguments, check_methods, check_returned
+from discrete_grpo.testing.interface import check_arguments, check_methods, check_returned, whole_space
 from discrete_grpo.testing.learning import LAST
 from discrete_grpo.testing.report import Report, Row
 from discrete_grpo.training.config import GRPOConfig
@@ -95,7 +96,7 @@ def _case(
         raise ValueError("policy: no parameters, expected at least one")
     device = next(module.parameters()).device
     tested = cast(Policy, module)
-    whole = space() if callable(space) else space
+    whole = whole_space(space)
     try:
         drawn = tested.sample(contexts, generator=torch.Generator(device).manual_seed(seed))
     except Exception as error:  # no law can be measured
@@ -113,7 +114,7 @@ def check_policy(
     permute: Change | None = None,
     pad: Change | None = None,
     reward: Reward | None = None,
-    trusted: Sequence[str] = ("discrete_grpo",),
+    trusted: Sequence[str] = (),
     samples: int = 2000,
     seed: int = 0,
     seconds: float = 5.0,
@@ -134,7 +135,7 @@ def check_policy(
             policies.
         pad: ``(rollout, generator) -> rollout``, the same trajectories with more padding, or other values in it.
         reward: a reward in [0, 1] that the policy has to learn; None takes a property of the samples' text.
-        trusted: top-level packages whose classes a checkpoint may name.
+        trusted: further top-level packages whose classes a checkpoint may name, such as that of the policy.
         samples: number of trajectories drawn for the laws on frequencies.
         seed: seed of everything random.
         seconds: processor time that learning may take; it counts after 50 updates.
@@ -147,8 +148,14 @@ def check_policy(
     """
     if isinstance(skip, str):
         raise ValueError(f"skip: {skip!r}, expected a list of names, such as [{skip!r}]")
+    if isinstance(trusted, str):
+        raise ValueError(f"trusted: {trusted!r}, expected a list of packages, such as [{trusted!r}]")
+    contexts = contexts if isinstance(contexts, Context) else list(contexts)
     if unknown := set(skip) - LAWS.keys():
         raise ValueError(f"skip: {', '.join(sorted(unknown))}, expected some of {', '.join(LAWS)}")
+    for name, change in (("permute", permute), ("pad", pad)):
+        if change is not None:
+            check_function(name, change, "(rollout, generator)", 2)
     check_arguments(contexts, space, samples=samples, seed=seed, seconds=seconds, learning=learning)
     if learning.max_steps < LAST and "learning" not in skip:
         raise ValueError(f"learning: max_steps={learning.max_steps}, expected at least {LAST}, over which the reward is averaged")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,17 +13,19 @@ from discrete_grpo.core.gaussian import GaussianSites
 from discrete_grpo.core.rollout import Context, Rollout, is_scorer
 from discrete_grpo.training.config import GRPOConfig
 
-__all__ = ["check_arguments", "check_methods", "check_returned"]
+__all__ = ["check_arguments", "check_methods", "check_returned", "whole_space"]
 
 
 def check_arguments(
-    contexts: Sequence[Context], space: Any, *, samples: int, seed: int, seconds: float, learning: GRPOConfig
+    contexts: Sequence[Context] | Context, space: Any, *, samples: int, seed: int, seconds: float, learning: GRPOConfig
 ) -> None:
     """Check the arguments of :func:`~discrete_grpo.testing.check_policy` by type and range.
 
     Raises:
         ValueError: naming the argument, its value and what is expected.
     """
+    if isinstance(contexts, Context):
+        raise ValueError(f"contexts: {contexts!r}, expected a list of Context(group, columns)")
     if not contexts:
         raise ValueError("contexts: none given, expected at least one")
     for context in contexts:
@@ -36,6 +38,23 @@ def check_arguments(
     check_range("seconds", seconds, above=0)
     if not isinstance(learning, GRPOConfig):
         raise ValueError(f"learning: {learning!r}, expected a GRPOConfig")
+
+
+def whole_space(space: Rollout | Callable[[], Rollout] | None) -> Rollout | None:
+    """The rollout of the whole space, made by the function if it is one.
+
+    Raises:
+        ValueError: if the function raises, or returns anything else.
+    """
+    if not callable(space):
+        return space
+    try:
+        found = space()
+    except Exception as error:
+        raise ValueError(f"space: raised {type(error).__name__}: {' '.join(str(error).split())}") from error
+    if not isinstance(found, Rollout):
+        raise ValueError(f"space: returned {_named(found)}, expected a Rollout")
+    return found
 
 
 def check_methods(policy: Any) -> None:

@@ -105,6 +105,8 @@ def check_conditions(columns: object) -> None:
     for k, condition in enumerate(columns):
         if not isinstance(condition, Mapping):
             raise ValueError(f"columns: entry {k} is {shown_value(condition)}, expected a mapping, such as {{'label': 3}}")
+        if odd := [name for name in condition if not isinstance(name, str)]:
+            raise ValueError(f"columns: entry {k} has the name {odd[0]!r}, expected texts as names")
         if "samples" in condition:
             raise ValueError(f"columns: entry {k} has 'samples', expected another name: rewards take samples under it")
 

@@ -44,7 +44,10 @@ def accelerator() -> Accelerator:
         )  # a late import would keep a process group alive in default arguments
 
         atexit.register(leave)
-    found = Accelerator(cpu=None if alone else True, kwargs_handlers=[InitProcessGroupKwargs(timeout=PATIENCE)])
+    handlers = [InitProcessGroupKwargs(timeout=PATIENCE)]
+    # Its own precision and accumulation would scale the loss behind the trainer's back; the environment cannot ask for them.
+    found = Accelerator(cpu=None if alone else True, mixed_precision="no", kwargs_handlers=handlers)
+    found.gradient_accumulation_steps = 1
     if found.num_processes != started:
         raise RuntimeError(f"processes: {found.num_processes} joined, expected the {started} that were started (WORLD_SIZE)")
     return found

@@ -224,11 +224,14 @@ class GaussianProcessScreen:
         self.generator.set_state(state["generator"])
 
     def merit(self, samples: Sequence[Any]) -> Float[Tensor, " batch"] | None:
-        """Upper confidence bound of each sample; None below ``start`` observed samples, or if all fitted scores are equal."""
+        """Upper confidence bound of each sample; None below ``start`` observed samples, or if fitted scores do not vary."""
         if len(self._rows) < self.start or not samples:
             return None
         chosen = self._chosen()
         if len({self._scores[k] for k in chosen}) < 2:
+            return None
+        spread = float(torch.tensor([self._scores[k] for k in chosen], dtype=torch.float64).std())
+        if not 0 < spread < math.inf:  # scores of about 1e160, or differences of 1e-170, whose squares no float holds
             return None
         mean, deviation = self._posterior([self._features(sample) for sample in samples], chosen)
         return mean + self.kappa * deviation

@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
+from discrete_grpo.core.error_place import error_place
 from discrete_grpo.core.sample_metrics import SampleMetrics
-from discrete_grpo.core.scoring import Accounts, shown_value
+from discrete_grpo.core.scoring import Accounts, RewardError, shown_value
 from discrete_grpo.training.distributed import ProcessGroup
 from discrete_grpo.training.log import RunLog
 from discrete_grpo.training.sampler import Generation
@@ -38,7 +39,7 @@ def generation_metrics(
 
     Raises:
         ValueError: if ``of_samples`` returns anything but a mapping of names to numbers, or a name of the trainer's own metrics.
-        Exception: in all processes, if a metric fails in any.
+        RewardError: in all processes, if a function of samples raises.
     """
     described = _described(of_samples, generation, processes)
 
@@ -49,10 +50,19 @@ def generation_metrics(
         if isinstance(of_samples, SampleMetrics) and described is not None:
             found = _checked(of_samples.summarise(samples, described))
         else:
-            found = {} if of_samples is None else _checked(of_samples(samples))
+            found = {} if of_samples is None else _checked(_called(of_samples, samples))
         return log.metrics(generation, found, ledger, before)
 
     return processes.run_all(work)[0]
+
+
+def _called(of_samples: Callable[[Sequence[Any]], Any], samples: Sequence[Any]) -> Any:
+    """What a function of the user's returns; its error is one of scoring, at which a run is saved."""
+    try:
+        return of_samples(samples)
+    except Exception as error:
+        said = " ".join(str(error).split())
+        raise RewardError(f"sample_metrics: raised {type(error).__name__}: {said}{error_place(error)}") from error
 
 
 def _checked(found: object) -> dict[str, float]:

@@ -65,6 +65,7 @@ class MemoryBatch:
         old_logp: log π_old of every site at the beginning of the round; None in the first pass of a round, where it is π_θ.
         max_units: the most sites that a trajectory can have.
         draws: draws of the policy in this round; None if unknown.
+        max_steps: the most steps that a trajectory can have; None if steps and sites are the same.
     """
 
     scores: Scores
@@ -73,11 +74,16 @@ class MemoryBatch:
     old_logp: Float[Tensor, "batch step site"] | None
     max_units: int
     draws: Draws | None = None
+    max_steps: int | None = None
 
     @property
     def logp(self) -> Float[Tensor, " batch"]:
         """log π_θ(x) of whole samples."""
         return (self.scores.logp * self.scores.mask).sum((-2, -1))
+
+    def most(self, level: str) -> int:
+        """n_max, the most units of ``level`` that a trajectory can have."""
+        return self.max_units if level != "step" or self.max_steps is None else self.max_steps
 
 
 class Objective(Protocol):
@@ -233,7 +239,7 @@ class GroupRelative:
             batch.scores,
             batch.old_logp,
             advantage,
-            row_weights(sites, self.loss_type, batch.max_units, level=self.level),
+            row_weights(sites, self.loss_type, batch.most(self.level), level=self.level),
             level=self.level,
             loss_type=self.loss_type,
             epsilon=self.epsilon,
@@ -296,7 +302,7 @@ class SelfImitation:
 
     def __call__(self, batch: MemoryBatch) -> Tensor:
         """Return the loss of a batch."""
-        weight = row_weights(batch.scores.mask.sum(-1), "dr_grpo", batch.max_units, level=self.level)
+        weight = row_weights(batch.scores.mask.sum(-1), "dr_grpo", batch.most(self.level), level=self.level)
         clip = {"epsilon": self.epsilon, "epsilon_high": self.epsilon_high}
         return grpo_loss(batch.scores, batch.old_logp, self.advantages(batch), weight, level=self.level, **clip).loss  # type: ignore[arg-type]
 

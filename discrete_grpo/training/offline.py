@@ -26,9 +26,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from discrete_grpo.core.advantages import advantages, constant_groups
+from discrete_grpo.core.checks import check_samples, check_whole
 from discrete_grpo.core.interrupt import Interrupt, Interrupted, interruptible
 from discrete_grpo.core.precision import place
 from discrete_grpo.core.rollout import Policy, Replayable, as_module, is_replayable
+from discrete_grpo.core.scoring import shown_value
 from discrete_grpo.runs.checkpoint import Checkpoints, load_training, tensors_to_cpu
 from discrete_grpo.runs.console import progress
 from discrete_grpo.runs.recorder import Recorder
@@ -66,9 +68,14 @@ class ScoredSamples:
     groups: Int[Tensor, " sample"] | None = None
 
     def __post_init__(self) -> None:
+        check_samples(self.samples)
         if not len(self.samples):
             raise ValueError("samples: none given, expected at least one")
-        object.__setattr__(self, "scores", torch.as_tensor(self.scores))
+        if not isinstance(self.scores, Tensor):
+            try:
+                object.__setattr__(self, "scores", torch.as_tensor(self.scores))
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"scores: {shown_value(self.scores)}, expected one number per sample") from error
         object.__setattr__(self, "groups", None if self.groups is None else torch.as_tensor(self.groups))
         for name, values in (("scores", self.scores), ("groups", self.groups)):
             if values is not None and values.shape != (len(self.samples),):
@@ -108,8 +115,7 @@ def offline_config(config: GRPOConfig, steps: int) -> GRPOConfig:
         raise ValueError(
             f"kl_estimator: {config.kl_estimator!r}, expected exact off-line, where the policy did not draw the samples"
         )
-    if steps < 1:
-        raise ValueError(f"offline_steps: {steps}, expected at least 1")
+    check_whole("offline_steps", steps, least=1)
     return replace(
         config,
         max_steps=steps,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +38,9 @@ def learning_rate(step: int, config: GRPOConfig) -> float:
     return config.learning_rate
 
 
+NO_WEIGHTS = "it has no weights to train, expected at least one parameter that requires a gradient"
+
+
 def adamw(parameters: Sequence[nn.Parameter], config: GRPOConfig) -> torch.optim.AdamW:
     """Create AdamW with the settings of a run; on CUDA it is ``fused``, one kernel for many weights.
 
@@ -45,12 +48,20 @@ def adamw(parameters: Sequence[nn.Parameter], config: GRPOConfig) -> torch.optim
         ValueError: if there are no parameters.
     """
     if not parameters:
-        raise ValueError("policy: it has no weights to train, expected at least one parameter that requires a gradient")
+        raise ValueError(f"policy: {NO_WEIGHTS}")
     fused = all(p.device.type == "cuda" and p.is_floating_point() for p in parameters)
     betas = (config.adam_beta1, config.adam_beta2)
     return torch.optim.AdamW(
         parameters, lr=config.learning_rate, betas=betas, weight_decay=config.weight_decay, fused=True if fused else None
     )
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+    """Restore an optimizer's moments; decay and betas stay those of its making, which a resumed run may have changed."""
+    own = [{name: group[name] for name in ("weight_decay", "betas")} for group in optimizer.param_groups]
+    optimizer.load_state_dict(dict(state))
+    for group, kept in zip(optimizer.param_groups, own, strict=True):
+        group.update(kept)
 
 
 class GradientSum:

@@ -29,6 +29,7 @@ from discrete_grpo.core.step_selection import num_selected
 from discrete_grpo.training.config import GRPOConfig
 from discrete_grpo.training.distributed import ProcessGroup
 from discrete_grpo.training.minibatches import MicroBatch
+from discrete_grpo.training.optim import NO_WEIGHTS
 from discrete_grpo.training.reference_tables import MAX_BYTES
 from discrete_grpo.training.update import UpdatePlan, loss_terms, micro_batch_loss
 
@@ -279,7 +280,10 @@ def with_passes(
     if "auto" not in asked:
         return config
     own = processes or ProcessGroup()
-    device = next(as_module(policy).parameters()).device
+    trained = [parameter for parameter in as_module(policy).parameters() if parameter.requires_grad]
+    if not trained:
+        raise ValueError(f"policy: {NO_WEIGHTS}")
+    device = trained[0].device
 
     def decide() -> tuple[PassSize, PassCost | None, int]:
         if kept is not None:

@@ -38,7 +38,7 @@ from discrete_grpo.training.data_on_device import data_on_device
 from discrete_grpo.training.distributed import ProcessGroup, RankShare, accelerator
 from discrete_grpo.training.lora import has_lora, merge_lora, without_lora
 from discrete_grpo.training.network import check_determinism, checkpoint_layers, compile_network, deterministic, tf32_products
-from discrete_grpo.training.optim import GradientSum, averaged, learning_rate, update_average
+from discrete_grpo.training.optim import GradientSum, averaged, learning_rate, load_optimizer, update_average
 from discrete_grpo.training.state import check_device_kind, restore_weights
 
 __all__ = ["Dataset", "LikelihoodPolicy", "Pretrainer", "decayed_rate"]
@@ -378,7 +378,7 @@ class Pretrainer:
         self._summed = state.get("summed", self.step % self.config.log_steps if self._sums else 0)  # older checkpoints have none
         restore_weights(self.policy, state["weights"])
         self.average.load_state_dict(state["average"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        load_optimizer(self.optimizer, state["optimizer"])
         self.generator.set_state(state["generator"])
         if self.recorder is not None:
             self.recorder.restore(state["position"])

@@ -360,7 +360,7 @@ class Rounds:
         ref_logp = self._reference_logp(batch, rollout) if needed else torch.full((len(batch),), torch.nan, device=self._device)
         scores = self._scores(self.policy, rollout)
         reward = torch.tensor([entry.score for entry in batch], device=self._device, dtype=scores.logp.dtype)
-        seen = MemoryBatch(scores, reward, ref_logp.to(scores.logp), old_logp, rollout.max_units, draws)
+        seen = MemoryBatch(scores, reward, ref_logp.to(scores.logp), old_logp, rollout.max_units, draws, rollout.max_steps)
         loss = self.objective(seen)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()

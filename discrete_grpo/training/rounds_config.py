@@ -20,7 +20,8 @@ class RoundsConfig:
         generations: number of times per round that the proposers make children, at least 1: first together with the policy's
             samples, then with parents that include all samples scored in the round so far. With a screen it must be 1.
         passes: updates per round, at least 0.
-        batch_size: remembered samples per update, at least 0.
+        batch_size: remembered samples per update, at least 0. An update of a single sample is left out, as it has nothing to be
+            compared with.
         explore: number of samples of a batch drawn uniformly from all scored samples instead of by rank, in [0, ``batch_size``];
             one that is in the batch already is not added again.
         fresh_passes: number of passes that also learn from the samples just scored in the round, in [0, ``passes``].
@@ -29,7 +30,8 @@ class RoundsConfig:
         max_grad_norm: norm to which the gradient of the policy's weights is clipped; None does not clip.
         take: number of candidates scored per round with a screen, at least 1; those of the policy come first until it is fitted.
         unscreened: number of these that are samples of the policy scored without the screen, in [0, ``take``].
-        take_children: largest number of these that come from proposers; None, or a value above ``take``, sets no limit.
+        take_children: largest number of these that come from proposers once the screen is fitted; None, or a value above ``take``,
+            sets no limit.
         patience: rounds in a row without a new sample after which the run is stale, at least 1.
         plateau: scored samples without a change of the ten best scores after which the run is stale too, at least 1; None goes on.
         when_stale: ``stop`` ends the run; ``restart`` puts back the weights that the policy began with, keeps the memory, the

@@ -26,7 +26,7 @@ from discrete_grpo.runs.recorder import SETTINGS
 from discrete_grpo.training.config import GRPOConfig
 from discrete_grpo.training.distributed import ProcessGroup
 from discrete_grpo.training.lora import current_names
-from discrete_grpo.training.optim import mix_reference
+from discrete_grpo.training.optim import load_optimizer, mix_reference
 from discrete_grpo.training.patience import Patience, changing_weights
 from discrete_grpo.training.sampler import GroupSampler
 
@@ -247,7 +247,7 @@ class RunState:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore the entries that :meth:`drawing` and :meth:`learning` returned."""
         restore_weights(self.module, current_names(state["weights"]))
-        self.optimizer.load_state_dict(state["optimizer"])
+        load_optimizer(self.optimizer, state["optimizer"])
         self._follow()  # for an average or a reference that the run had not before
         if self.average is not None and state["average"] is not None:
             self.average.load_state_dict(current_names(state["average"]))

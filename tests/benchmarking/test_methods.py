@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from rdkit import Chem
 from torch import nn
 
 from discrete_grpo.benchmarking.counted import CountedTask
@@ -201,3 +203,17 @@ def test_steps_of_graph_policies_are_those_of_the_method(trained: list[Any]) -> 
     assert trained[0].policy.num_steps == method.settings["num_steps"] == 25
     assert policy.num_steps == 7
     assert all(a is b for a, b in zip(trained[0].parameters(), policy.parameters(), strict=True))  # trained in place
+
+
+def test_the_spelling_of_a_file_does_not_reach_the_score(tmp_path: Path) -> None:
+    seen: list[str] = []
+
+    def score(mol: Any) -> float:
+        seen.append(Chem.MolToSmiles(mol, canonical=False))
+        return 0.5
+
+    (tmp_path / "a.smi").write_text("OCC\nN(C)CC\nC((\n")
+    ledger = Ledger(key=molecule_key, max_oracle_calls=5)
+    METHODS["random"].run(replace(OXYGENS, score=score), None, ledger, 0, file=str(tmp_path / "a.smi"))
+    assert sorted(seen) == ["CCNC", "CCO"]
+    assert ledger.calls == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,9 @@ import pytest
 
 from discrete_grpo.benchmarking.jobs import ROW
 from discrete_grpo.benchmarking.plan import Request, make_plan
+from discrete_grpo.recipes.families import SamplerOptions
+from discrete_grpo.recipes.loading import load_policy
+from discrete_grpo.rewards.task import Task
 from tests.benchmarking.parts import CARBONS, OXYGENS, WALK, walk
 
 
@@ -62,3 +66,47 @@ def test_the_optimum_of_an_own_task_is_a_condition_of_its_rows(tmp_path: Path) -
         assert len(make_plan(asked(tmp_path, suite=[replace(CARBONS, optimum=optimum)])).done) == 1
     (row,) = make_plan(asked(tmp_path, suite="pmo", tasks=["qed"])).jobs
     assert "task_optimum" not in row.conditions
+
+
+def test_settings_of_a_policy_are_a_condition_that_older_rows_lack(tmp_path: Path) -> None:
+    def request(temperature: float) -> Request:
+        policy = load_policy("smiles-zinc", SamplerOptions(temperature=temperature))
+        return asked(tmp_path, suite=[CARBONS], methods=["best-of-prior"], policy=policy)
+
+    (job,) = make_plan(request(1.0)).jobs
+    job.folder.mkdir(parents=True)
+    row = {**job.identity, "conditions": dict(job.conditions)}
+    (job.folder / ROW).write_text(json.dumps(row))
+    assert len(make_plan(request(1.0)).done) == 1
+    for methods in (["best-of-prior"], [replace(WALK, name="other", needs_policy=True)]):
+        with pytest.raises(ValueError, match=r"was made otherwise \(policy_settings_sha256 was "):
+            make_plan(replace(request(0.5), methods=methods))
+    del row["conditions"]["policy_settings_sha256"]
+    (job.folder / ROW).write_text(json.dumps(row))
+    assert len(make_plan(request(0.5)).done) == 1
+
+
+def test_a_policy_may_be_a_path(tmp_path: Path) -> None:
+    assert asked(tmp_path, policy=Path("runs/mine")).policy == str(Path("runs/mine"))
+
+
+def test_rows_of_code_that_cannot_be_inspected_are_kept_with_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lock = threading.Lock()
+
+    def score(mol: Any) -> float:
+        return float(lock.locked())
+
+    request = asked(tmp_path, suite=[Task("locked", "toy", "", "", score)])
+    (job,) = make_plan(request).jobs
+    assert job.conditions["task_source"] is None
+    assert "cannot be inspected" not in capsys.readouterr().err
+    job.folder.mkdir(parents=True)
+    (job.folder / ROW).write_text(json.dumps({**job.identity, "conditions": job.conditions}))
+    assert len(make_plan(request).done) == 1
+    told = capsys.readouterr()
+    assert "task 'locked': its code cannot be inspected, so that an edit would not be noticed" in told.out + told.err
+
+
+def test_names_of_tasks_with_classifiers_are_not_free(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"^tasks: one of your own is named 'drd2', as one of the suite is, expected another"):
+        make_plan(asked(tmp_path, suite="pmo", tasks=[replace(CARBONS, name="drd2")]))

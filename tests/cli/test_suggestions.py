@@ -18,13 +18,14 @@ import discrete_grpo as dg
 from discrete_grpo.cli import main
 from discrete_grpo.cli.parser import parse
 from discrete_grpo.cli.reward_spec import complete_reward, make_reward
-from discrete_grpo.core.option_names import OTHER_NAMES, STAND_INS, right_field
+from discrete_grpo.core.option_names import OTHER_NAMES, STAND_INS, check_options, right_field
 from discrete_grpo.recipes.families import family_of
 from discrete_grpo.recipes.loading import load_policy
+from discrete_grpo.recipes.optimise import OptimiseRecipe
 from discrete_grpo.rewards.molecules import Target, qed
 from discrete_grpo.runs import checkpoint
 from discrete_grpo.runs.checkpoint import BUNDLED, CheckpointError, load_metadata
-from discrete_grpo.training.config import BY_FUNCTION, OF_TRAIN, GRPOConfig
+from discrete_grpo.training.config import BY_FUNCTION, OF_TRAIN, GRPOConfig, PretrainConfig
 
 
 @pytest.fixture
@@ -104,6 +105,17 @@ def test_no_name_in_the_table_is_one_of_ours_or_stands_for_two_fields() -> None:
             homes = {f for f, names in OTHER_NAMES.items() if other in names.split()}
             assert len(homes - {STAND_INS.get(home) for home in homes}) == 1
     assert right_field("nonsense", ["a", "b"]) == "known: a, b"
+
+
+def test_a_name_without_a_field_in_training_may_have_one_elsewhere() -> None:
+    for made, right in (
+        (lambda: PretrainConfig(logging_steps=10), "log_steps"),  # type: ignore[call-arg]
+        (lambda: check_options(["cuda"], OptimiseRecipe), "device"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=f"unknown option; did you mean '{right}'"):
+            made()
+    with pytest.raises(TypeError, match="every update and sample is logged, so there is no such setting"):
+        GRPOConfig(logging_steps=3)  # type: ignore[call-arg]
 
 
 # -- settings in Python
@@ -199,6 +211,8 @@ def test_a_mistyped_module_is_answered_with_the_folder_and_a_near_name(told: Cal
         (["--reward={path: qed}"], "expected a mapping with class_path and init_args"),
         (["--reward="], "reward: nothing is no reward: expected an import path"),
         (["--reward=3"], "reward: 3 is no reward: expected an import path"),
+        (["--reward=my_rewards:length"], "such as my_file.my_reward; did you mean 'my_rewards.length'?"),
+        (["--reward=my_rewards.py:length"], "such as my_file.my_reward; did you mean 'my_rewards.length'?"),
         (["--reward=fill-in-judge"], "of a judge it is --reward=Judge --reward.checkpoint=fill-in-judge"),
         (["--reward=[qed"], "reward: '[qed' is no YAML"),
         (["--reward", "--policy=x"], "reward: no value, expected --reward=VALUE"),

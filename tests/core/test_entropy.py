@@ -88,3 +88,8 @@ def test_equal_sites_are_kept_or_dropped_together() -> None:
     entropies = torch.tensor([0.0] * 5 + [1.0 - 1e-12] * 3 + [1.0] * 3, dtype=torch.float64)
     kept = high_entropy(entropies.view(1, 1, -1), torch.ones(1, 1, 11, dtype=torch.bool), top_entropy_threshold(entropies, 0.2))
     assert kept[0, 0].tolist() == [False] * 5 + [True] * 6
+
+
+def test_the_first_coefficient_is_within_its_range() -> None:
+    for coef, found in ((5.0, 1.0), (0.0, 0.5), (0.7, 0.7)):
+        assert EntropyController(coef, target=0.2, delta=0.01, low=0.5, high=1.0).coef == found

@@ -7,6 +7,7 @@ import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -219,3 +220,9 @@ def test_an_alphabet_of_more_than_fifteen_bits() -> None:
     data = text_dataset(words, pattern=r"\w+|\s")
     assert data.lines[-1] == words[-1]
     assert int(data.tokens.max()) == len(data.tokenizer) - 1
+
+
+@pytest.mark.parametrize("block_size", [0, -1, 2.5])
+def test_a_block_size_that_is_none_is_refused(block_size: Any) -> None:
+    with pytest.raises(ValueError, match=r"^block_size: .*, expected .*at least 1$"):
+        text_dataset(["abc"], block_size=block_size)

@@ -204,3 +204,28 @@ def test_classes_are_those_of_their_nodes_in_any_order(tmp_path: Path) -> None:
 
 def test_graphs_of_one_node_have_statistics() -> None:
     assert graph_statistics(dataset_from_networkx([nx.empty_graph(1)])).edge_marginal == (1.0, 0.0)
+
+
+def with_labels(graph: nx.Graph, *, nodes: bool = True, edges: bool = True) -> nx.Graph:
+    nx.set_node_attributes(graph, "a", "label") if nodes else None
+    nx.set_edge_attributes(graph, "b", "label") if edges else None
+    return graph
+
+
+UNWRITABLE = {
+    "directed": (nx.DiGraph([(1, 0), (2, 1)]), "is a DiGraph, expected a simple undirected graph"),
+    "several edges": (nx.MultiGraph([(0, 1), (0, 1)]), "is a MultiGraph, expected a simple undirected graph"),
+    "a loop": (nx.Graph([(0, 0), (0, 1)]), "is a Graph, expected a simple undirected graph"),
+    "names": (nx.Graph([("a", "b")]), r"has the nodes .*, expected 0 to 1"),
+    "other numbers": (nx.Graph([(5, 6)]), r"has the nodes .*, expected 0 to 1"),
+    "labels of edges only": (with_labels(nx.path_graph(3), nodes=False), "has a node or an edge without label"),
+    "labels in one split only": (with_labels(nx.path_graph(3)), "train graph 0 has a node or an edge without label"),
+}
+
+
+@pytest.mark.parametrize("case", UNWRITABLE)
+def test_a_graph_that_a_file_would_not_give_back_is_not_written(case: str, tmp_path: Path) -> None:
+    graph, said = UNWRITABLE[case]
+    with pytest.raises(ValueError, match=f"^splits: .*{said}"):
+        write_npz(tmp_path / "a.npz", GraphSplits((nx.path_graph(2),), (), (graph,), "a"))
+    assert not (tmp_path / "a.npz").exists()

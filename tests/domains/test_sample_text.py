@@ -128,4 +128,18 @@ def test_molecules_of_rdkit_are_told_apart_with_their_positions() -> None:
 
 
 def test_the_order_of_a_set_makes_no_difference() -> None:
-    assert sample_text(frozenset("cab")) == sample_text({"b", "c", "a"}).replace("set", "frozenset") == "frozenset(a, b, c)"
+    assert sample_text(frozenset("cab")) == sample_text({"b", "c", "a"}).replace("set", "frozenset") == "frozenset('a', 'b', 'c')"
+
+
+CUT = {
+    "sets of texts": ({"a, b"}, {"a", "b"}),
+    "numbers and texts in sets": ({1}, {"1"}),
+    "texts with a name within": ({"s": "x, t=y", "v": np.zeros(2)}, {"s": "x", "t": "y", "v": np.zeros(2)}),
+    "numbers and texts in lists": ([1, np.zeros(2)], ["1", np.zeros(2)]),
+    "arrays of objects": (np.array(["a, b"], object), np.array(["a", "b"], object)[:1]),
+}
+
+
+@pytest.mark.parametrize("case", CUT)
+def test_texts_within_samples_end_where_they_end(case: str) -> None:
+    assert sample_text(CUT[case][0]) != sample_text(CUT[case][1])

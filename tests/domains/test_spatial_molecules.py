@@ -311,3 +311,12 @@ def test_clashes_are_of_pairs_far_along_the_bonds() -> None:
     assert count_clashes(SpatialMolecule(("C",) * 4, (0,) * 4, bonds[:3], (*chain[:3], (0.0, 0.5, 0.0)))) == 0  # three bonds apart
     assert count_clashes(SpatialMolecule(("C",) * 2, (0,) * 2, (), ((0, 0, 0), (1.0, 0, 0)))) == 1  # not bonded at all
     assert [count_clashes(from_mol(embedded(s))) for s in SMILES] == [0] * len(SMILES)
+
+
+def test_numbers_that_are_not_whole_are_refused() -> None:
+    two, apart = ("C", "C"), ((0.0, 0.0, 0.0), (1.4, 0.0, 0.0))
+    with pytest.raises(ValueError, match=r"^bonds\[0\]: 1\.5, expected a whole number$"):
+        SpatialMolecule(two, (0, 0), ((0, 1, 1.5),), apart)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^charges\[1\]: 0\.9, expected a whole number$"):
+        SpatialMolecule(two, (0, 0.9), ((0, 1, 1),), apart)  # type: ignore[arg-type]
+    assert SpatialMolecule(two, (0, 1.0), ((0, 1, 4.0),), apart).bonds == ((0, 1, 4),)  # type: ignore[arg-type]

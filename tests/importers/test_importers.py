@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from discrete_grpo.core.rollout import group_contexts
 from discrete_grpo.domains.tokenizer import BOS, EOS, NUM_SPECIAL
 from discrete_grpo.importers import import_checkpoint, import_molgpt
 from discrete_grpo.importers.tensors import read_pickle
-from discrete_grpo.runs.checkpoint import CheckpointError, load_metadata, read_policy
+from discrete_grpo.runs.checkpoint import CheckpointError, load_metadata, read_policy, save
 from tests import molgpt_reference
 from tests.imported import check_as_a_policy, one_line
 
@@ -221,3 +222,16 @@ def test_a_safetensors_file_is_no_pickle(tmp_path: Path) -> None:
     (tmp_path / "x.safetensors").write_bytes(b"{}")
     with pytest.raises(CheckpointError, match=r"x\.safetensors is a safetensors file, expected one written by torch\.save$"):
         read_pickle(tmp_path / "x.safetensors")
+
+
+@pytest.mark.parametrize("mark", ["grpo_steps", "offline_steps", "pretraining_steps", "rewards", "trained_from"])
+def test_an_import_that_was_trained_is_kept(mark: str, tmp_path: Path) -> None:
+    path, options, _ = molgpt(tmp_path / "in")
+    out = import_checkpoint(path, "molgpt", tmp_path / "out", **options)
+    policy, told = read_policy(out), load_metadata(out)
+    shutil.rmtree(out)
+    save(out, policy, metadata=told | {mark: 1})
+    before = (out / "model.safetensors").read_bytes()
+    with pytest.raises(ValueError, match=r"exists and holds .*, expected a new folder or a checkpoint made by this command"):
+        import_checkpoint(path, "molgpt", out, **options)
+    assert (out / "model.safetensors").read_bytes() == before

@@ -15,12 +15,13 @@ from rdkit.Chem.Scaffolds import MurckoScaffold
 from scipy.stats import entropy, gaussian_kde
 
 from discrete_grpo.core.json_files import read_json, write_json
-from discrete_grpo.metrics import chemnet
+from discrete_grpo.metrics import chemnet, molecule_table
+from discrete_grpo.metrics import guacamol as module
 from discrete_grpo.metrics.distances import cosine_of_counts, frechet_distance
 from discrete_grpo.metrics.guacamol import guacamol
 from discrete_grpo.metrics.molecule_table import MoleculeTable
 from discrete_grpo.metrics.moses import _counts, moses
-from discrete_grpo.metrics.resampling import Estimate, whole
+from discrete_grpo.metrics.resampling import Estimate, Statistic, whole
 from discrete_grpo.metrics.suite import SuiteOptions, SuiteResult, check_suite
 
 VALUES = SuiteOptions(bootstrap=0)
@@ -304,3 +305,43 @@ def test_guacamol_takes_stereo_off_repaired_molecules_too() -> None:
     assert value(found, "unique") == value(found, "unique_relaxed") == pytest.approx(2 / 3)
     kept = moses(["C[C@H](O)F", "C[C@@H](O)F"], ["CC(O)F", "CCO", "CCN", "c1ccccc1O"], options=VALUES)
     assert value(kept, "unique_relaxed") == 1.0
+
+
+def test_the_perfect_values_of_guacamol_are_of_as_many_molecules_as_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[tuple[int, int]] = []
+
+    def seen(distinct: MoleculeTable, repeated: MoleculeTable, reference: MoleculeTable) -> dict[str, Statistic]:
+        sizes.append((len(distinct), len(reference)))
+        return {}
+
+    monkeypatch.setattr(module, "_distances", seen)
+    monkeypatch.setattr(module, "REQUESTED", 6)
+    known = ["C" * k for k in range(1, 20)]
+    guacamol(["N" * k + "C" for k in range(1, 6)], known, VALUES)
+    assert sizes == [(5, 6), (5, 6)]
+    sizes.clear()
+    guacamol(["N" * k + "C" for k in range(1, 6)], known[:8], VALUES)
+    assert sizes == [(5, 6), (3, 3)]  # too few for a fresh part
+
+
+@pytest.mark.parametrize(("suite", "feature"), [(moses, "passes"), (guacamol, "descriptors")])
+def test_folds_compute_no_feature_again(suite: Callable[..., SuiteResult], feature: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    compute = molecule_table._FEATURES[feature]
+
+    def counted(mols: Sequence[Chem.Mol]) -> object:
+        made.append(len(mols))
+        return compute(mols)
+
+    monkeypatch.setitem(molecule_table._FEATURES, feature, counted)
+    for folds in (0, 2):
+        made.clear()
+        suite(["CCO", "CCN", "CCC", "CCF", "CCCl", "CCBr"], REFERENCE, options=SuiteOptions(bootstrap=0, folds=folds))
+        assert made.count(6) == 1
+        assert 3 not in made
+
+
+@pytest.mark.parametrize("suite", [moses, guacamol])
+def test_an_entry_that_is_no_text_is_named(suite: Callable[..., SuiteResult]) -> None:
+    with pytest.raises(ValueError, match=r"^samples: entry 1 is 5, expected a SMILES or None$"):
+        suite(["CCO", 5], REFERENCE)

@@ -18,6 +18,7 @@ from discrete_grpo.domains.spatial_molecules import SpatialMolecule, to_mol
 from discrete_grpo.metrics.resampling import whole
 from discrete_grpo.metrics.spatial import (
     relaxation_statistics,
+    sample_metrics,
     spatial,
     stability_statistics,
     validity_statistics,
@@ -222,3 +223,8 @@ def test_a_reference_is_needed(molecules: list[SpatialMolecule]) -> None:
         spatial(molecules, molecules[:1])
     with pytest.raises(ValueError, match="folds: 5 of 12 samples"):
         spatial(molecules, molecules, SuiteOptions(folds=5))
+
+
+def test_shares_of_nothing_are_zero() -> None:
+    for samples in ([], [None, None]):
+        assert set(sample_metrics(samples).values()) == {0.0}

@@ -401,3 +401,20 @@ def test_grpo_learns_to_fill_in_what_the_reward_wants(rounds: int) -> None:
     assert [line["clip_ratio/region_mean"] for line in history[::2]] == [0.0] * 13  # the first ratio is exactly 1
     assert history[-1]["reward"] > history[0]["reward"] + 0.2
     assert policy.sample(group_contexts(1, 4, [{"masked": "a____"}]), generator=seeded(0)).samples.count("acccc") >= 2
+
+
+@pytest.mark.parametrize(
+    ("batch", "said"),
+    [
+        ([[4, 99, 5]], "id 99, expected ids of letters"),
+        ([[4, MASK, 5]], f"id {MASK}, expected ids of letters"),
+        ([[4, PAD, 5]], "PAD at or before the start of a text"),
+        ([[PAD, PAD, PAD]], "PAD at or before the start of a text"),
+        ([[4.0, 5.0, 6.0]], "Tensor, expected token ids"),
+        ([[4] * 99], "texts of 99 tokens, expected at most block_size"),
+    ],
+)
+def test_a_batch_that_cannot_be_trained_on_is_named(batch: list[list[float]], said: str) -> None:
+    make().check_batch(torch.tensor([[4, 5, PAD], [6, PAD, PAD]]))
+    with pytest.raises(ValueError, match=f"^batch: {said}"):
+        make().check_batch(torch.tensor(batch))

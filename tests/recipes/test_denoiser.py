@@ -126,6 +126,14 @@ def test_a_network_that_cannot_be_called_is_refused_in_one_line(stats: MoleculeS
         molecule_policy(stats, denoiser(stats), DiffusionOptions(noise="absorbing"))
 
 
+def test_a_network_without_the_properties_of_its_policy_is_refused(stats: MoleculeStatistics) -> None:
+    blind = molecule_policy(stats).network
+    for properties, said in (((Property("TPSA"),), "of 0 properties, expected 1"), ((), "of 1 properties, expected 0")):
+        network = blind if properties else molecule_policy(stats, properties=(Property("TPSA"),)).network
+        with pytest.raises(ValueError, match=f"^network: {said} as the policy has$"):
+            molecule_policy(stats, network, properties=properties)
+
+
 def test_a_network_is_called_with_and_without_properties(stats: MoleculeStatistics) -> None:
     seen: list[int] = []
 

@@ -13,6 +13,7 @@ from rdkit import Chem
 
 from discrete_grpo import GRPOConfig, PretrainConfig, PretrainRecipe, SFTRecipe, load_policy, pretrain, sample, train
 from discrete_grpo.cli import main
+from discrete_grpo.datasets.measured import read_measured
 from discrete_grpo.domains.molecule_properties import descriptor
 from discrete_grpo.models.graph_transformer import NetworkSizes
 from discrete_grpo.recipes import pretrain as graphs
@@ -190,3 +191,11 @@ def test_the_command_samples_and_evaluates_under_a_measured_condition(tmp_path: 
     assert main(["sample", "run", "-n", "8", "--out=drawn.csv", f"--columns={asked}"]) == 0
     assert "solubility" in Path("drawn.csv").read_text().splitlines()[0]
     assert main(["evaluate", "drawn.csv"]) == 0
+
+
+def test_rows_come_in_the_order_of_the_lines_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("smiles,y\nC,1\nCC,2\nCCC,3\n")
+    found = read_measured(tmp_path / "a.csv", ["y"], [4, 2, 4])
+    assert found.flatten().tolist() == [3.0, 1.0, 3.0]
+    with pytest.raises(ValueError, match=r"^lines: 9, expected numbers of lines of "):
+        read_measured(tmp_path / "a.csv", ["y"], [2, 9])

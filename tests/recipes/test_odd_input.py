@@ -196,7 +196,8 @@ NOTHING: Any = None
         ),
         (
             lambda: dg.train("qm9-small", qed, output_dir="x", eval_steps=10),
-            "eval_steps: unknown option; a run is evaluated before and after training, so there is no such setting",
+            "eval_steps: unknown option; training is evaluated before and after, pretraining at every checkpoint, "
+            "so there is no such setting",
         ),
         (
             lambda: dg.PretrainRecipe(network=dg.NetworkSizes(heads=1, width=64.0)),  # type: ignore[arg-type]

@@ -10,13 +10,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from discrete_grpo import GRPOConfig
 from discrete_grpo.core.interrupt import Interrupt, Interrupted
+from discrete_grpo.core.rollout import as_module
 from discrete_grpo.core.scoring import RewardError
 from discrete_grpo.recipes import optimise as module
 from discrete_grpo.recipes.grpo_memory import SETTINGS
-from discrete_grpo.recipes.optimise import optimise
+from discrete_grpo.recipes.optimise import OptimiseRecipe, optimise
 from discrete_grpo.recipes.train import train
 from discrete_grpo.rewards.diversity import DiversityFilter
 from discrete_grpo.runs.checkpoint import save
@@ -244,3 +246,17 @@ def test_a_new_run_that_was_asked_to_go_on_notes_its_rewards(tmp_path: Path, cap
         train(chains(), reward, output_dir=tmp_path, grpo=config, evaluation_samples=0, resume=True)
         config = GRPOConfig(max_steps=2, num_generations=4, generation_batch_size=8, save_steps=1)
     assert "reward named: its code or its values have changed" in capsys.readouterr().err
+
+
+def test_a_policy_object_that_is_given_again_is_not_the_one_that_restarts_go_back_to(tmp_path: Path) -> None:
+    few = {"draws": 6, "passes": 1, "take": 5, "unscreened": 1, "take_children": 1}
+    given: dict[str, Any] = {"output_dir": tmp_path, "save_rounds": 1, "settings": few}
+    first, other = chains(), chains()
+    with torch.no_grad():
+        for weight in other.parameters():
+            weight.add_(0.01)
+    reward = Failing(12)
+    with pytest.raises(RewardError):
+        optimise(first, reward, max_oracle_calls=20, **given)
+    found = module._loaded(OptimiseRecipe(**given, policy="an object", reward=reward, max_oracle_calls=20), other, True)[0]
+    assert all(torch.equal(a, b) for a, b in zip(as_module(found.policy).parameters(), first.parameters(), strict=True))

@@ -17,7 +17,7 @@ from discrete_grpo.domains import graph6 as topology
 from discrete_grpo.domains.graphs import GraphBatch
 from discrete_grpo.policies.graph import GraphPolicy
 from discrete_grpo.policies.node_count import LearnedSizes, RunningSizes, SizedPolicy
-from discrete_grpo.policies.options import change_graph_policy, graph_part, with_options, without_likelihood
+from discrete_grpo.policies.options import graph_part, with_options, without_likelihood
 from discrete_grpo.policies.surrogate import EagerLikelihood, ElboLikelihood
 from discrete_grpo.recipes.evaluate import evaluate, evaluate_file
 from discrete_grpo.recipes.families import FileOptions, SamplerOptions
@@ -114,9 +114,6 @@ def test_options_of_a_wrapped_policy_reach_the_graph_policy(planar: Path) -> Non
     eager = with_options(plain, "eager")
     assert without_likelihood(eager) is plain
     assert without_likelihood(sized) is sized
-    changed = change_graph_policy(sized, lambda p: GraphPolicy(**p.init_args() | {"num_steps": 9}))
-    assert changed.policy.num_steps == 9
-    assert changed.head is sized.head
 
 
 def test_choices_that_do_not_fit_are_named(planar: Path) -> None:

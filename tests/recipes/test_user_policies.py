@@ -109,6 +109,11 @@ class Needy(Letters):
         super().__init__(letters)
 
 
+class Bare(Letters):
+    def sample(self, contexts):
+        return super().sample(contexts)
+
+
 class Mistaken(Letters):
     def __init__(self):
         super().__init__("abc" + 1)
@@ -221,6 +226,11 @@ def test_functions_policies_and_scorers_can_be_named(mine: Path, policy: str, le
         ("my_words:Needy", "policy: 'my_words:Needy' cannot be called without arguments"),
         ("my_words:Path", "policy: PosixPath is no torch.nn.Module"),
         ("my_words:Letters@nowhere", "policy: 'nowhere' is no checkpoint folder"),
+        ("my_words.Letters", "a class is named as my_words:Letters"),
+        (
+            "my_words:Bare",
+            "Bare.sample(contexts) (got an unexpected keyword argument 'generator'), expected sample(contexts, *,",
+        ),
     ],
 )
 def test_what_is_no_policy_is_one_line(mine: Path, policy: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -265,3 +265,15 @@ def test_a_missing_package_is_named(saved: tuple[Any, Path], monkeypatch: pytest
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"needs skops, which is not installed; pip install 'discrete-grpo\[classifiers\]'"):
         Classifier(str(saved[1]))
+
+
+def test_a_file_of_another_task_may_wait_to_be_converted(tmp_path: Path) -> None:
+    skops_io.dump(forest(np.stack([bits(s, 2048) for s in MOLECULES])), tmp_path / "gsk3b.skops")
+    (tmp_path / "drd2.pkl").write_bytes(b"")
+    assert set(classifier_tasks(tmp_path, trusted=TREE, checked=["qed", "gsk3b"])) == {"gsk3b"}
+    for checked in (None, ["drd2"], ()):
+        with pytest.raises(ValueError, match=r"drd2\.pkl' is a pickle"):
+            classifier_tasks(tmp_path, trusted=TREE, checked=checked)
+    (tmp_path / "gsk3b.skops").unlink()
+    with pytest.raises(ValueError, match=r"drd2\.pkl' is a pickle"):
+        classifier_tasks(tmp_path, trusted=TREE, checked=["qed"])

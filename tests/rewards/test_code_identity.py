@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rdkit import Chem
+from rdkit.Chem import QED
 
 from discrete_grpo.rewards.identity import code_identity
 from discrete_grpo.rewards.sources import imported_inside
@@ -83,3 +85,43 @@ def test_the_identity_of_code_leaves_out_this_package_where_a_function_imports_i
 
     assert list(imported_inside(with_import.__code__, "")) == []
     assert code_identity(with_import) is not None
+
+
+PATTERN = "from rdkit import Chem\nHELD = Chem.MolFromSmarts('{}')\n"
+HELD = {
+    "a pattern": PATTERN + "def score(mol): return float(mol.HasSubstructMatch(HELD))\n",
+    "a table of patterns": PATTERN + "TABLE = {{'a': HELD}}\ndef score(mol): return len(TABLE)\n",
+    "a class attribute": PATTERN + "class Score:\n    held = HELD\n    def __call__(self, mol): return 1.0\nscore = Score()\n",
+    "a default": PATTERN + "def score(mol, held=HELD): return 1.0\n",
+    "an object of a C library": "import torch\nHELD = torch.Generator().manual_seed(len('{}'))\n"
+    "def score(mol): return HELD.initial_seed()\n",
+}
+
+
+@pytest.mark.parametrize("case", HELD)
+def test_the_identity_of_code_changes_with_what_cannot_be_described(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    found = []
+    for held in ("[F]", "[F]", "[Cl]"):
+        (tmp_path / "holds_it.py").write_text(HELD[case].format(held))
+        importlib.invalidate_caches()
+        monkeypatch.delitem(sys.modules, "holds_it", raising=False)
+        found.append(code_identity(importlib.import_module("holds_it").score))
+    assert None not in found
+    assert found[0] == found[1] != found[2]
+
+
+def test_a_molecule_is_the_same_after_it_was_used() -> None:
+    pattern, mol = Chem.MolFromSmarts("[OX2H]"), Chem.MolFromSmiles("CCOc1ccccc1")
+
+    def score(sample: Any) -> float:
+        return float(sample.HasSubstructMatch(pattern)) + mol.GetNumAtoms()
+
+    before = code_identity(score)
+    QED.qed(mol)
+    mol.HasSubstructMatch(pattern)
+    Chem.GetSSSR(mol)
+    assert code_identity(score) == before is not None

@@ -108,6 +108,10 @@ def test_bad_arguments_fail_when_made(receptor: str) -> None:
     for name, value in wrong.items():
         with pytest.raises(ValueError, match=f"^{name}: "):
             Docking(**(good | {name: value}))
+    for name in ("center", "box_size"):
+        for given in (5, None, "123", ("a", "b", "c"), (1.0, 2.0)):
+            with pytest.raises(ValueError, match=rf"^{name}: .*, expected three finite numbers"):
+                Docking(**(good | {name: given}))
 
 
 def test_a_receptor_may_be_a_path(receptor: str) -> None:

@@ -52,3 +52,14 @@ def test_a_miss_beyond_every_float_scores_0_and_what_has_no_value_is_unknown() -
     assert HitsProperty("MolLogP", scale=1e-200)(["CCO"], MolLogP=[5.0]) == [0.0]
     assert Target(logp, value=5.0, scale=1e-200)(["CCO"]) == [0.0]
     assert InRange(logp, low=5.0, high=6.0, scale=1e-200)(["CCO"]) == [0.0]
+
+
+def test_a_column_of_another_length_and_a_descriptor_that_is_none_are_named() -> None:
+    with pytest.raises(ValueError, match=r"^TPSA: 1 values, expected one per sample, 2$"):
+        HitsProperty("TPSA")(["CCO", "CC"], TPSA=[30.0])
+    with pytest.raises(ValueError, match=r"^scaffold: 3 values, expected one per sample, 2$"):
+        keeps_scaffold(["CCO", "CC"], scaffold=["C"] * 3)
+    with pytest.raises(ValueError, match=r"^property: 'TPS' is no RDKit descriptor; did you mean 'TPSA'\?$"):
+        HitsProperty("TPS")
+    with pytest.raises(ValueError, match=r"^property: 5 is no RDKit descriptor$"):
+        HitsProperty(5)  # type: ignore[arg-type]

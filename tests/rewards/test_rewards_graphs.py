@@ -173,6 +173,7 @@ def test_novelty_gate(data: str) -> None:
         (lambda: SingleMMD("tree-16", "cubic"), "shape"),  # type: ignore[arg-type]
         (lambda: NovelTo(planar_valid, "no-set"), "data: 'no-set'"),
         (lambda: NovelTo("planar_valid", "tree-16"), "reward"),  # type: ignore[arg-type]
+        (lambda: NovelTo(planar_valid, None), "data"),  # type: ignore[arg-type]
     ],
 )
 def test_bad_arguments_are_named_when_made(make: Callable[[], object], said: str) -> None:

@@ -102,6 +102,15 @@ IDLE = {"valid": 0.5, "frac_reward_zero_std": 1.0, "frac_reward_unknown": 0.0}
         (IDLE, "No group of this run had a signal: in all of its 2 updates"),
         (IDLE | {"valid": 0.0}, "Every sample of this run was invalid, in all of its 2 updates"),
         (IDLE | {"frac_reward_unknown": 1.0}, "The reward of every sample of this run was unknown"),
+        (
+            IDLE | {"frac_reward_unknown": 0.5},
+            "No group of this run had a signal: in all of its 2 updates as many samples had an unknown",
+        ),
+        (
+            IDLE | {"frac_reward_unknown": 0.4},
+            "No group of this run had a signal: in all of its 2 updates the samples of each group had",
+        ),
+        (IDLE | {"frac_reward_zero_std": 0.99, "frac_reward_unknown": 0.5}, None),
         (IDLE | {"frac_reward_zero_std": 0.99}, None),
         ({"loss": 0.0}, None),
     ],

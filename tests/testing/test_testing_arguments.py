@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from torch import nn
 
+from discrete_grpo.core.rollout import Context
 from discrete_grpo.testing import LAWS, Report, Row, check_policy
 from discrete_grpo.training.config import GRPOConfig
 from tests import broken_policies as twins
@@ -78,11 +79,32 @@ def test_wrong_arguments_are_named() -> None:
         ({"space": 3}, "space: 3, expected a Rollout, a function that makes one, or None"),
         ({"contexts": []}, "contexts: none given, expected at least one"),
         ({"contexts": [{"length": 3}]}, "contexts: {'length': 3}, expected Context(group, columns)"),
+        ({"contexts": Context(3)}, "contexts: Context(group=3, columns={}), expected a list of Context(group, columns)"),
+        ({"permute": "x"}, "permute: 'x', expected a function of (rollout, generator)"),
+        ({"pad": 3}, "pad: 3, expected a function of (rollout, generator)"),
+        ({"trusted": "mine"}, "trusted: 'mine', expected a list of packages, such as ['mine']"),
     ],
 )
 def test_bad_arguments_are_named_before_the_policy_is_touched(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match="^" + re.escape(message) + "$"):
         check_policy(object(), **{"contexts": WORDS} | given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("space", "message"),
+    [
+        (lambda: 3, "space: returned a int, expected a Rollout"),
+        (lambda: 1 / 0, "space: raised ZeroDivisionError: division by zero"),
+    ],
+)
+def test_a_space_that_cannot_be_made_is_named(space: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+        check_policy(twins.Words(), WORDS, space=space)
+
+
+def test_contexts_may_be_made_one_by_one() -> None:
+    found = check_policy(twins.Words(), (context for context in WORDS), skip=[name for name in LAWS if name != "contexts"])  # type: ignore[arg-type]
+    assert row(found, "contexts").outcome == "passed"
 
 
 class OneSites(twins.Words):

@@ -291,3 +291,11 @@ def test_features_may_be_counts_or_numbers_alone() -> None:
 def test_settings_are_refused(given: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         GaussianProcessScreen(featurize, **given)
+
+
+@pytest.mark.parametrize("scores", [[0.0, 1e-200, 0.0, 0.0], [1e-180, 2e-180, 3e-180, 1e-180], [1e160, -1e160, 1.0, 2.0]])
+def test_scores_whose_squares_no_float_holds_have_no_merit(scores: list[float]) -> None:
+    samples = made(4)
+    screen = GaussianProcessScreen(featurize, start=2, size=4)
+    screen.observe(samples, torch.tensor(scores, dtype=torch.float64))
+    assert screen.merit(samples) is None

@@ -270,3 +270,17 @@ def test_a_device_without_float64_gives_the_same_loss(objective: Any) -> None:
         scores = Scores(logp.to("mps"), zero.to("mps"), MASK.to("mps"))
         there = objective(MemoryBatch(scores, REWARD.float().to("mps"), REF.float().to("mps"), OLD.float().to("mps"), 4, moved))
         assert float(there.cpu()) == pytest.approx(float(here), rel=1e-5)
+
+
+def test_at_level_step_the_largest_number_of_units_is_one_of_steps() -> None:
+    """Two steps of up to four sites: w = 1 / (B n_max) with n_max = 2."""
+    mask = torch.rand(4, 2, 4, generator=torch.Generator().manual_seed(1)) < 0.7
+    logp = torch.where(mask, -torch.rand(4, 2, 4, generator=torch.Generator().manual_seed(2), dtype=torch.float64), 0.0)
+    scores = Scores(logp, torch.zeros_like(logp), mask)
+    batch = MemoryBatch(scores, REWARD, REF, None, 8, None, 2)
+    options: dict[str, Any] = {"level": "step", "loss_type": "dr_grpo", "epsilon": 0.2}
+    advantage = group_advantages(REWARD, torch.zeros(4, dtype=torch.long))
+    wanted = grpo_loss(scores, None, advantage, row_weights(mask.sum(-1), "dr_grpo", 2, level="step"), **options).loss
+    assert float(GroupRelative(**options)(batch)) == pytest.approx(float(wanted), abs=1e-14)
+    assert float(wanted) != 0
+    assert (batch.most("step"), batch.most("token"), batch_of().most("step")) == (2, 8, 4)

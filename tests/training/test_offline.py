@@ -315,3 +315,12 @@ def test_bad_input_is_one_line(change: dict[str, Any], said: str) -> None:
 def test_scored_samples_are_checked(samples: list[str], scores: Tensor, groups: Tensor | None, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         ScoredSamples(samples, scores, groups)
+
+
+def test_a_text_in_place_of_samples_and_scores_that_are_no_numbers_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"^samples: 'CCO', expected a list of samples"):
+        ScoredSamples("CCO", [1.0, 2.0, 3.0])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^scores: \['a', 'b'\], expected one number per sample"):
+        ScoredSamples(["CCO", "CCC"], ["a", "b"])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^offline_steps: '5', expected a whole number"):
+        offline_config(SMALL, "5")  # type: ignore[arg-type]

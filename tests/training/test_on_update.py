@@ -13,6 +13,7 @@ import torch
 
 import discrete_grpo
 from discrete_grpo import GRPOConfig, GRPOTrainer
+from discrete_grpo.core.scoring import RewardError
 from discrete_grpo.runs.checkpoint import Checkpoints
 from discrete_grpo.runs.recorder import read_metrics
 from tests.toys import share_of_class_two, tiny_policy
@@ -119,3 +120,17 @@ def test_train_measures_and_exports_what_it_ended_with(tmp_path: Path, capsys: p
 
 def share_of_atoms(samples: list[str | None], **columns: Any) -> list[float]:
     return [len(sample or "") / 20 for sample in samples]
+
+
+def test_metrics_of_samples_that_raise_are_named_and_the_run_is_saved(tmp_path: Path) -> None:
+    calls: list[int] = []
+
+    def shares(samples: Any) -> dict[str, float]:
+        calls.append(len(samples))
+        return {"share": {1: 0.5, 2: 0.5}[len(calls)]}
+
+    trainer = trainer_of(tmp_path, sample_metrics=shares)
+    with pytest.raises(RewardError, match=r"^sample_metrics: raised KeyError: 3 \(test_on_update\.py, line \d+\)"):
+        trainer.train()
+    assert trainer.step == 2
+    assert [path.name for path in Checkpoints(tmp_path).all()][-1] == "step-00000002"

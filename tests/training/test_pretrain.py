@@ -249,3 +249,12 @@ def test_layers_are_computed_again_or_compiled_as_asked(tmp_path: Path, monkeypa
     assert [one.policy.network.checkpoint_layers for one in fitted] == [False, True]
     weights = [state(one.train()) for one in fitted]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+def test_a_resumed_run_takes_the_changed_weight_decay(tmp_path: Path) -> None:
+    config = dataclasses.replace(CONFIG, max_steps=4)
+    Pretrainer(tiny_policy(), DATA, config, tmp_path).train()
+    changed = dataclasses.replace(config, max_steps=8, weight_decay=0.7)
+    resumed = Pretrainer(tiny_policy(), DATA, changed, tmp_path, resume=True)
+    assert {group["weight_decay"] for group in resumed.optimizer.param_groups} <= {0.7, 0.0}
+    assert 0.7 in {group["weight_decay"] for group in resumed.optimizer.param_groups}

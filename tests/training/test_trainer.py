@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -350,3 +351,22 @@ def test_sizes_of_samples_are_logged() -> None:
     assert len(sizes) == 24
     assert len(set(sizes)) > 1
     assert (line["size/mean"], line["size/min"], line["size/max"]) == (sum(sizes) / 24, min(sizes), max(sizes))
+
+
+def test_a_resumed_run_takes_the_changed_settings_of_adam(tmp_path: Path) -> None:
+    config = GRPOConfig(**SMALL | {"max_steps": 2, "save_steps": 1})
+    GRPOTrainer(tiny_policy(), share_of_class_two, config, run=tmp_path).train()
+    changed = dataclasses.replace(config, max_steps=3, weight_decay=0.5, adam_beta1=0.8, adam_beta2=0.7)
+    resumed = GRPOTrainer(tiny_policy(), share_of_class_two, changed, run=tmp_path, resume=True)
+    (group,) = resumed.state.optimizer.param_groups
+    assert (group["weight_decay"], group["betas"]) == (0.5, (0.8, 0.7))
+    assert all(int(kept["step"]) == 2 for kept in resumed.state.optimizer.state.values())
+
+
+def test_the_environment_of_accelerate_scales_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for name, value in ((None, ""), ("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4"), ("ACCELERATE_MIXED_PRECISION", "bf16")):
+        if name is not None:
+            monkeypatch.setenv(name, value)
+        found.append(GRPOTrainer(tiny_policy(), share_of_class_two, GRPOConfig(**SMALL | {"max_steps": 1})).train()[0]["grad_norm"])
+    assert found[0] == found[1] == found[2] > 0

@@ -85,6 +85,8 @@ def test_what_a_policy_returns_is_told_by_name(policy: Any, error: type[Exceptio
 def test_a_policy_without_weights_to_train_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^policy: it has no weights to train, expected at least one parameter"):
         trainer(twins.Words().requires_grad_(False))
+    with pytest.raises(ValueError, match=r"^policy: it has no weights to train, expected at least one parameter"):
+        trainer(twins.Words().requires_grad_(False), per_device_batch_size="auto")
 
 
 def test_the_letters_of_a_name_are_no_rewards() -> None:

@@ -54,6 +54,13 @@ def _signal(updates: Sequence[Mapping[str, Any]]) -> list[str]:
             "Try: call the reward on a few samples by hand; it returned None or NaN each time.",
         ]
     if _always(updates, "frac_reward_zero_std", 1.0):
+        shares = [(line.get("frac_reward_unknown") or 0, line.get("valid") or 0) for line in updates]
+        if all(unknown >= valid > 0 for unknown, valid in shares):
+            return [
+                f"No group of this run had a signal: in {count} as many samples had an unknown reward as were valid, and the "
+                "others of each group had equal rewards.",
+                "Try: call the reward on a few valid samples by hand; does the function return a number, and not None?",
+            ]
         return [
             f"No group of this run had a signal: in {count} the samples of each group had equal rewards, so the "
             "policy was taught nothing.",
