@@ -401,7 +401,7 @@ def sentences(count: int, seed: int = 0, *, held_out: bool = False, max_length: 
     >>> sentences(1, seed=1)
     ['an artist reads a long poem before noon']
     """
-    check_range("count", count, least=1)
+    check_whole("count", count, least=1)
     given = sum(number for length, number in _lengths("line").items() if length <= max_length)
     check_range("count", count, most=given, note=f" (sentences of at most {max_length} characters)")
     generator, found = torch.Generator().manual_seed(seed), dict[str, None]()

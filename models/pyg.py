@@ -84,8 +84,10 @@ class PyGDenoiser(nn.Module):
             check_whole(name, value, least=1)
         self.network = network
         self.arguments: dict[str, Any] = {"width": width, "node_classes": node_classes, "edge_classes": edge_classes}
-        self.arguments["edge_states"] = edge_states or edge_classes
-        self.pair_in = nn.Embedding(edge_states or edge_classes, width)
+        states = edge_classes if edge_states is None else edge_states
+        check_whole("edge_states", states, least=edge_classes, note=" (edge_classes)")
+        self.arguments["edge_states"] = states
+        self.pair_in = nn.Embedding(states, width)
         self.time_in = nn.Linear(1, width)
         self.node_out = nn.Linear(width, node_classes)
         self.pair_out = nn.Sequential(nn.Linear(3 * width, width), nn.SiLU(), nn.Linear(width, edge_classes))

@@ -8,7 +8,7 @@ import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
@@ -19,7 +19,7 @@ from discrete_grpo.cli.reward_spec import complete_reward, make_reward, with_arg
 from discrete_grpo.cli.type_words import takes_mapping, type_words
 from discrete_grpo.core.option_names import right_field
 
-__all__ = ["loaded", "loaded_columns", "parse"]
+__all__ = ["loaded", "loaded_columns", "parse", "settings_text"]
 
 NUMBER = re.compile(r"[-+]?\d[\d_]*(\.[\d_]*)?[eE][-+]?\d+")
 """Values that YAML 1.1 reads as text but the parser of the settings reads as numbers."""
@@ -83,6 +83,34 @@ def parse(command: str, arguments: Sequence[str]) -> tuple[Any, str]:
         UsageError: for an unknown option, a value of the wrong type, or a reward that cannot be found.
         SystemExit: after ``--print_config`` printed the settings.
     """
+    found = _resolved(command, arguments)
+    if found.print_config:
+        print(found.text, end="")
+        raise SystemExit(0)
+    rewards = {} if found.reward is None else {"reward": make_reward(found.reward)}
+    return found.recipe(**found.values, **rewards), found.text
+
+
+def settings_text(command: str, arguments: Sequence[str]) -> str:
+    """Return the resolved settings of a command line as YAML; no reward is made.
+
+    Raises:
+        UsageError: as :func:`parse` does.
+    """
+    return _resolved(command, arguments).text
+
+
+class _Resolved(NamedTuple):
+    """A recipe and the values of its fields, the specification of its reward, the settings as YAML, and whether these are all."""
+
+    recipe: Any
+    values: dict[str, Any]
+    reward: Any
+    text: str
+    print_config: bool
+
+
+def _resolved(command: str, arguments: Sequence[str]) -> _Resolved:
     recipe, _ = recipe_of(command)
     names = _Names(recipe)
     given = _read(command, arguments, names)
@@ -96,17 +124,12 @@ def parse(command: str, arguments: Sequence[str]) -> tuple[Any, str]:
         raise UsageError(_wrong_value(parser, given, names) or _within_group(" ".join(str(error).split()), names)) from error
     values = {k: v for k, v in vars(built).items() if k in names.defaults}
     content = yaml.safe_load(parser.dump(settings, skip_unset=False)) or {}
+    spec = None
     if "reward" in names.types:
         spec = complete_reward(names.defaults["reward"] if given.reward is None else given.reward)
         content = {**content, "reward": spec}
         content = {name: content[name] for name in names.defaults if name in content}
-        if not given.print_config:
-            values["reward"] = make_reward(spec)
-    text = _dumped(content)
-    if given.print_config:
-        print(text, end="")
-        raise SystemExit(0)
-    return recipe(**values), text
+    return _Resolved(recipe, values, spec, _dumped(content), given.print_config)
 
 
 class _Dumper(yaml.SafeDumper):

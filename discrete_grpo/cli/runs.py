@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from shlex import quote
-from typing import Any
+from typing import Any, TypeVar
 
 from discrete_grpo.cli.changes import check_changes, written
 from discrete_grpo.cli.commands import RUNS, UsageError, recipe_of
@@ -17,18 +17,25 @@ from discrete_grpo.core.processes import is_first
 
 __all__ = ["resume", "start"]
 
+T = TypeVar("T")
+
+
+def _importing(read: Callable[[], T]) -> T:
+    """Call ``read``, again with the working folder among the places of modules where one is missing, such as that of a reward."""
+    try:
+        return read()
+    except UsageError as error:
+        if not isinstance(error.__cause__, ModuleNotFoundError):
+            raise
+        append_working_folder()
+        return read()
+
 
 def _parsed(command: str, arguments: Sequence[str]) -> tuple[Any, str]:
     """Return the recipe and its settings; only the user's own code is imported from the working folder."""
     from discrete_grpo.cli.parser import parse
 
-    try:
-        recipe, settings = parse(command, arguments)
-    except UsageError as error:
-        if not isinstance(error.__cause__, ModuleNotFoundError):
-            raise
-        append_working_folder()  # a reward that is not installed
-        recipe, settings = parse(command, arguments)
+    recipe, settings = _importing(lambda: parse(command, arguments))
     if names_class(str(getattr(recipe, "policy", ""))):
         append_working_folder()
     return recipe, settings
@@ -108,6 +115,7 @@ def resume(folder: Path, changes: Sequence[str] = ()) -> None:
     Raises:
         UsageError: if the folder holds no run of a command, or for a change of a setting that :func:`may_change` does not name.
     """
+    from discrete_grpo.cli.parser import settings_text
     from discrete_grpo.runs.lock import alone
     from discrete_grpo.runs.settings import put_back_on_refusal
 
@@ -117,10 +125,10 @@ def resume(folder: Path, changes: Sequence[str] = ()) -> None:
         wrong = "config.yaml is missing" if command in RUNS else f"command {command!r}"
         raise UsageError(f"run: {folder} is no run folder of a command such as 'discrete-grpo train' ({wrong})")
     own = [f"--config={folder / 'config.yaml'}", f"--output_dir={folder}"]
-    recipe, before = _parsed(command, own)
     changed: AbstractContextManager[None] = nullcontext()
+    before = _importing(lambda: settings_text(command, own)) if changes else ""
+    recipe, settings = _parsed(command, [*own, *changes])
     if changes:
-        recipe, settings = _parsed(command, [*own, *changes])
         check_changes(command, before, settings)
         changed = written(folder, settings)
     _, run = recipe_of(command)

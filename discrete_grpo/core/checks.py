@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import cache
@@ -16,6 +16,7 @@ from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hin
 __all__ = [
     "LAST_SEED",
     "check_choices",
+    "check_columns",
     "check_fields",
     "check_folder_name",
     "check_function",
@@ -229,6 +230,18 @@ def check_samples(samples: object, name: str = "samples", of: str = "samples") -
     """
     if isinstance(samples, str):
         raise ValueError(f"{name}: {samples!r}, expected a list of {of}, such as [{samples!r}]")
+
+
+def check_columns(columns: Mapping[str, Sequence[Any]], count: int) -> None:
+    """Raise ``ValueError`` unless every column has one value per sample.
+
+    >>> check_columns({"label": [3, 5]}, 3)
+    Traceback (most recent call last):
+    ValueError: label: 2 values, expected one per sample (3)
+    """
+    for name, values in columns.items():
+        if len(values) != count:
+            raise ValueError(f"{name}: {len(values)} values, expected one per sample ({count})")
 
 
 def check_folder_name(name: str, value: object) -> None:

@@ -39,6 +39,9 @@ class Restart:
     step: int
 
     def __post_init__(self) -> None:
+        for name in ("nodes", "pairs"):
+            if hasattr(classes := getattr(self, name), "tolist"):  # an array or a tensor
+                object.__setattr__(self, name, tuple(classes.tolist()))
         if not self.nodes or len(self.pairs) != num_pairs(len(self.nodes)):
             wanted = f"at least 1 node and {num_pairs(len(self.nodes))} pairs"
             raise ValueError(f"restart: {len(self.nodes)} nodes and {len(self.pairs)} pairs, expected {wanted}")

@@ -10,7 +10,7 @@ from typing import Any
 
 from rdkit import Chem
 
-from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.checks import check_columns, check_range
 from discrete_grpo.domains import molecule_properties
 from discrete_grpo.domains import molecules as chemistry
 from discrete_grpo.rewards.gaussian import gaussian
@@ -116,6 +116,5 @@ def _column(columns: dict[str, Sequence[Any]], name: str, count: int) -> Sequenc
     if any(value is None for value in found):
         given = ", ".join(columns) or "none"
         raise ValueError(f"{name}: a sample has no such condition, expected the column {name!r} (columns given: {given})")
-    if len(found) != count:
-        raise ValueError(f"{name}: {len(found)} values, expected one per sample, {count}")
+    check_columns({name: found}, count)
     return found

@@ -16,7 +16,7 @@ from rdkit import Chem, DataStructs
 from rdkit.Chem import rdFingerprintGenerator
 from rdkit.Chem.Scaffolds import MurckoScaffold
 
-from discrete_grpo.core.checks import check_range, check_whole, plain_scalar
+from discrete_grpo.core.checks import check_columns, check_range, check_whole, plain_scalar
 from discrete_grpo.core.reward_arguments import check_forgets, reward_name
 from discrete_grpo.core.scoring import score_one
 from discrete_grpo.domains import molecule_properties
@@ -167,6 +167,7 @@ class DiversityFilter:
         Raises:
             RewardError: if the wrapped reward fails.
         """
+        check_columns(columns, len(samples))
         smiles = [None if mol is None else chemistry.to_smiles(mol) for mol in chemistry.parse_all(samples)]
         scores = self._scores(samples, smiles, columns)
         change = self._repeat if self.kind == "PenalizeSameSmiles" else self._bucketed
@@ -256,6 +257,7 @@ def _by_set(
         raise ValueError(
             f"{by}: no such column, expected one to tell the sets apart (columns given: {', '.join(columns) or 'none'})"
         )
+    check_columns(columns, len(samples))
     labels = [None] * len(samples) if by is None else [_label(by, value) for value in columns[by]]
     sets: dict[Any, list[tuple[int, Chem.Mol]]] = {}
     for k, (mol, label) in enumerate(zip(chemistry.parse_all(samples), labels, strict=True)):

@@ -27,7 +27,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from discrete_grpo.core.checks import check_range, check_samples
+from discrete_grpo.core.checks import check_columns, check_range, check_samples
 from discrete_grpo.core.scoring import Failure, Failures, finite_number, shown_value
 
 __all__ = ["ExternalReward"]
@@ -236,9 +236,11 @@ class ExternalReward:
 
         Raises:
             RewardError: if too many samples failed in a row.
-            ValueError: if a sample or a column cannot be written as JSON, or a column is named ``id`` or ``sample``.
+            ValueError: if a sample or a column cannot be written as JSON, or a column is named ``id`` or ``sample`` or is not as
+                long as the samples.
         """
         check_samples(samples)
+        check_columns(columns, len(samples))
         for name in ("id", "sample"):
             if name in columns:
                 raise ValueError(

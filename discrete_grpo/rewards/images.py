@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from discrete_grpo.core.checks import check_range, check_whole, plain_scalar
+from discrete_grpo.core.checks import check_columns, check_range, check_whole, plain_scalar
 from discrete_grpo.datasets.digits import class_means, load_digits
 from discrete_grpo.domains.images import Image, stack
 from discrete_grpo.rewards.gaussian import gaussian
@@ -83,8 +83,7 @@ def _labels(labels: Sequence[Any] | None, count: int, classes: int) -> list[int]
     """
     if labels is None:
         raise ValueError("label: no such column, expected one class per sample; give the trainer columns=[{'label': ...}, ...]")
-    if len(labels) != count:
-        raise ValueError(f"label: {len(labels)} values, expected one per sample ({count})")
+    check_columns({"label": labels}, count)
     found = []
     for label in labels:
         text = str(plain_scalar(label))

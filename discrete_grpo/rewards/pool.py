@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 
-from discrete_grpo.core.checks import check_range, check_samples, check_whole
+from discrete_grpo.core.checks import check_columns, check_range, check_samples, check_whole
 from discrete_grpo.core.importable import InMainScript, dumps_importable
 from discrete_grpo.core.processes import usable_cores
 from discrete_grpo.core.reward_arguments import check_forgets, reward_name
@@ -169,6 +169,7 @@ class RewardPool:
             RewardError: if a worker cannot start, or too many samples failed in a row.
         """
         check_samples(samples)
+        check_columns(columns, len(samples))
         if self._owner != os.getpid():  # in a fork, which leaves the workers to its parent
             self._begin()
         with self._lock:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 import typing
 from pathlib import Path
 
@@ -82,6 +83,13 @@ def test_a_jump_of_the_learning_rate_is_told(
     assert capsys.readouterr().err == ""
 
 
+def test_the_rate_of_the_last_update_is_that_of_the_settings_at_that_time(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("checkpoints/step-00000010").mkdir(parents=True)
+    config = GRPOConfig(max_steps=20, lr_scheduler_type="linear", learning_rate=1e-2)
+    check_length(Path(), "grpo", config, {"grpo.max_steps": 10, "grpo.learning_rate": 1e-4, "policy": "other"})
+    assert "update 10 had 1e-05, update 11 has 0.005" in capsys.readouterr().err
+
+
 def test_a_budget_may_grow_and_not_shrink() -> None:
     for after in ("max_oracle_calls: 60", "max_oracle_calls: null"):
         check_changes("train", "max_oracle_calls: 50", after)
@@ -113,3 +121,29 @@ def test_settings_that_a_run_refuses_are_taken_back(error: type[BaseException], 
         with pytest.raises(error):
             refuse(checkpoint)
         assert Path("config.yaml").read_text() == text
+
+
+REWARD = """
+made = []
+
+class Rings:
+    def __init__(self, share=1.0):
+        made.append(share)
+        self.share = share
+
+    def __call__(self, samples, **columns):
+        return [self.share * (sample or "").count("1") for sample in samples]
+"""
+
+
+def test_a_reward_is_made_once_and_may_have_arguments_without_types(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("my_rings.py").write_text(REWARD)
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    options = ["--evaluation_samples=0", "--grpo.max_steps=1", "--reward=my_rings.Rings", "--reward.share=0.5"]
+    assert main([word for word in train(*options) if word != "--reward=qed"]) == 0
+    import my_rings  # type: ignore[import-not-found]
+
+    assert my_rings.made == [0.5]
+    assert main(["resume", "run", "--grpo.max_steps=2"]) == 0
+    assert my_rings.made == [0.5, 0.5]
+    monkeypatch.delitem(sys.modules, "my_rings")

@@ -90,3 +90,9 @@ def test_arguments_out_of_range_are_named() -> None:
         MessagePassing(2, 2, kind="gat")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="node_classes: 0"):
         PyGDenoiser(torch.nn.Identity(), 8, 0, 2)
+
+
+@pytest.mark.parametrize("states", [0, 1])
+def test_fewer_states_than_classes_of_an_edge_are_refused(states: int) -> None:
+    with pytest.raises(ValueError, match=rf"^edge_states: {states}, expected at least 2 \(edge_classes\)$"):
+        PyGDenoiser(torch.nn.Linear(4, 4), 4, 3, 2, edge_states=states)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -101,3 +102,9 @@ def test_wrong_restarts_are_refused_when_made() -> None:
         tiny_policy().sample([*again(1), Context(0)])
     with pytest.raises(ValueError, match=r"time: 0\.0, expected more than 0 and at most 1"):
         grid_point(torch.tensor([1.0, 0.0]), 0.0)
+
+
+def test_an_array_or_a_tensor_is_a_restart_too() -> None:
+    wanted = Restart((0, 1), (1,), 2)
+    assert Restart(np.array([0, 1]), torch.tensor([1]), 2) == wanted  # type: ignore[arg-type]
+    assert hash(Restart(torch.tensor([0, 1]), np.array([1]), 2)) == hash(wanted)  # type: ignore[arg-type]

@@ -365,3 +365,13 @@ def test_a_scaffold_that_is_no_molecule_by_itself_counts_as_none() -> None:
     assert molecule_properties.murcko_scaffold(Chem.MolFromSmiles(strange)) == ""
     for kind in ("IdenticalMurckoScaffold", "ScaffoldSimilarity"):
         assert DiversityFilter(qed, kind=kind)([strange, "c1ccccc1C"])[0] == pytest.approx(qed([strange])[0])
+
+
+@pytest.mark.parametrize("made", [lambda: DiversityFilter(qed), DiversityContribution, lambda: RewardPool(qed, workers=1)])
+def test_columns_of_another_length_are_named(made: Any) -> None:
+    reward = made()
+    try:
+        with pytest.raises(ValueError, match=r"^label: 1 values, expected one per sample \(2\)$"):
+            reward(["CCO", "CC"], label=[3])
+    finally:
+        getattr(reward, "close", lambda: None)()
