@@ -91,6 +91,14 @@ def preset_about(command: str) -> dict[str, str]:
     return {name: text.partition("\n")[0].partition(":")[2].strip() for name, text in _preset_texts(command).items()}
 
 
+def _is_file(path: Path) -> bool:
+    """Whether a file exists; False for a name that is too long for one."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
+
+
 def preset_path(command: str, name: str) -> Path:
     """The file of a preset by its name, or of a YAML file by its path.
 
@@ -110,9 +118,9 @@ def preset_path(command: str, name: str) -> Path:
         hint = did_you_mean(name, known)
         if command == "train" and name in bundled()["bundled policies"]:
             hint = f"it is a bundled policy, which is given to a preset as --policy={name};"
-        elif Path(name).is_file():
+        elif _is_file(Path(name)):
             hint = f"it is a file; data are given as --data={name};"
-        elif command == "train" and (Path(name) / "run.json").is_file():
+        elif command == "train" and _is_file(Path(name) / "run.json"):
             hint = f"it is a run folder; to train its policy further give a preset and --policy={name};"
         raise UsageError(f"preset: {name!r} is unknown; {f'{hint} '.lstrip()}known: {', '.join(known)}")
     return Path(str(importlib.resources.files("discrete_grpo.cli.presets") / f"{name}.yaml"))

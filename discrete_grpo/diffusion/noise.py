@@ -60,8 +60,7 @@ class Noise:
         num_clean: number of leading classes that the data can have, from 1 to ``len(prior)``.
 
     Raises:
-        ValueError: if ``prior`` is not a distribution, ``num_clean`` is out of its range, or ᾱ(0) is below 1 with states that the
-            data cannot have.
+        ValueError: if ``prior`` is not a distribution, or ``num_clean`` is out of its range.
 
     >>> from discrete_grpo.diffusion.schedules import LinearSchedule
     >>> Noise((0.0, 0.0, 1.0), LinearSchedule(), num_clean=2).law(torch.tensor([0.25]))
@@ -79,9 +78,6 @@ class Noise:
         if not prior or min(prior) < 0 or not abs(sum(prior) - 1.0) <= 1e-6:  # "not <=": NaN fails too
             raise ValueError(f"prior: {prior}, expected probabilities >= 0 that sum to 1")
         check_whole("num_clean", num_clean, least=1, most=len(prior), note=" (the number of states)")
-        if num_clean < len(prior) and (kept := float(self.schedule.alpha_bar(torch.zeros(1, dtype=torch.float64)))) != 1:
-            name = type(self.schedule).__name__
-            raise ValueError(f"schedule: {name} has ᾱ(0) = {kept:.6g}, expected 1 with masked states, which would stay in samples")
 
     @property
     def num_states(self) -> int:

@@ -100,6 +100,7 @@ def diffusion_policy(
     """
     options = options or DiffusionOptions()
     nodes, edges = (options.make_kernel(share, schedule) for share in shares)
+    _check_end(nodes)
     own = isinstance(network, nn.Module)
     taken = getattr(getattr(network, "config", None), "num_properties", None)
     if own and taken is not None and taken != len(properties):
@@ -121,6 +122,15 @@ def diffusion_policy(
     if own:
         check_denoiser(policy)
     return policy
+
+
+def _check_end(kernel: choices.GraphKernel) -> None:
+    """Raise ``ValueError`` if masked states would stay in finished graphs."""
+    noise = kernel.noise
+    kept = float(noise.schedule.alpha_bar(torch.zeros(1, dtype=torch.float64)))
+    if noise.num_clean < noise.num_states and kept != 1:
+        name = type(noise.schedule).__name__
+        raise ValueError(f"schedule: {name} has ᾱ(0) = {kept:.6g}, expected 1 with noise absorbing, or masks stay in samples")
 
 
 def _graph_transformer(

@@ -322,3 +322,11 @@ def test_a_whole_number_may_have_a_power_of_ten(tmp_path: Path, told: Callable[.
     assert told("train", "demo", "--grpo.max_steps=1.55e1").startswith("grpo.max_steps: '1.55e1', expected int")
     assert told("train", "demo", "--grpo.max_steps=1e-1").startswith("grpo.max_steps: '1e-1', expected int")
     assert "nosuch" in told("sample", "nosuch", "-n", "3e1", "--out=o.smi")
+
+
+def test_a_data_file_or_a_run_in_the_place_of_a_preset_is_told_its_option(told: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "mols.smi").write_text("CCO\n")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/run.json").write_text("{}")
+    assert "preset: 'mols.smi' is unknown; it is a file; data are given as --data=mols.smi; known: " in told("pretrain", "mols.smi")
+    assert "it is a run folder; to train its policy further give a preset and --policy=mine; known: " in told("train", "mine")

@@ -13,7 +13,7 @@ from discrete_grpo.diffusion import choices
 from discrete_grpo.diffusion.flow import FlowEuler, FlowInterpolation
 from discrete_grpo.diffusion.kernels import D3PM, Kernel, chain_law
 from discrete_grpo.diffusion.noise import Noise, NoiseProcess, absorbing, marginal, nest_noise, uniform
-from discrete_grpo.diffusion.schedules import CosineSchedule, DigressSchedule, LinearSchedule, time_grid
+from discrete_grpo.diffusion.schedules import CosineSchedule, LinearSchedule, time_grid
 from tests import oracles
 
 NOISES = {
@@ -103,10 +103,3 @@ def test_nested_arguments_stay_and_older_ones_become_one_noise() -> None:
     inner = {"prior": [1.0], "schedule": {"x": 1}, "num_clean": 1}
     assert new == {"noise": {"class_path": "discrete_grpo.diffusion.noise.Noise", "init_args": inner}, "eta": 2.0}
     assert nest_noise(new) == new
-
-
-def test_a_schedule_that_keeps_noise_at_the_end_has_no_masked_states() -> None:
-    schedule = DigressSchedule(50)
-    assert Noise((0.5, 0.5), schedule, num_clean=2).num_states == 2
-    with pytest.raises(ValueError, match=r"^schedule: DigressSchedule has ᾱ\(0\) = 0\.99\d+, expected 1 with masked states"):
-        Noise((0.0, 0.0, 1.0), schedule, num_clean=2)

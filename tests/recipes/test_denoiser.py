@@ -14,11 +14,11 @@ from discrete_grpo import GRPOConfig, GRPOTrainer, PretrainConfig, molecule_poli
 from discrete_grpo.core.rollout import group_contexts
 from discrete_grpo.datasets.enumeration import load_enumerated
 from discrete_grpo.datasets.molecules import MoleculeStatistics, statistics
-from discrete_grpo.diffusion.schedules import PolydecDistortion
+from discrete_grpo.diffusion.schedules import DigressSchedule, PolydecDistortion
 from discrete_grpo.domains.molecules import decode
 from discrete_grpo.domains.tokenizer import Property
 from discrete_grpo.policies.graph import GraphPolicy
-from discrete_grpo.recipes.diffusion import DiffusionOptions
+from discrete_grpo.recipes.diffusion import DiffusionOptions, diffusion_policy
 from discrete_grpo.recipes.graphs import PretrainGraphsRecipe
 from discrete_grpo.recipes.judge import JudgeRecipe
 from discrete_grpo.recipes.pretrain import PretrainRecipe
@@ -207,3 +207,10 @@ def test_options_reach_the_policy(stats: MoleculeStatistics) -> None:
     assert (policy.num_steps, policy.precondition, policy.train_distortion) == (9, True, PolydecDistortion())
     own = molecule_policy(stats, denoiser(stats), schedule=PolydecDistortion())
     assert own.edge_kernel.noise.schedule == PolydecDistortion()  # type: ignore[attr-defined]  # Noise has a schedule
+
+
+def test_a_schedule_that_ends_with_noise_has_no_masks() -> None:
+    shares = ((0.5, 0.5), (0.7, 0.3))
+    assert diffusion_policy(shares, (0, 0.5, 0.5), schedule=DigressSchedule(50)).num_steps > 0
+    with pytest.raises(ValueError, match=r"^schedule: DigressSchedule has ᾱ\(0\) = 0\.99\d+, expected 1 with noise absorbing"):
+        diffusion_policy(shares, (0, 0.5, 0.5), options=DiffusionOptions(noise="absorbing"), schedule=DigressSchedule(50))

@@ -106,8 +106,9 @@ def test_identity_of_attributes() -> None:
 
 
 def test_what_has_no_plain_settings_has_no_identity() -> None:
-    for value in (Chem.MolFromSmiles("CC"), object(), threading.Lock(), iter([1])):
+    for value in (object(), threading.Lock(), iter([1])):
         assert reward_identity(Attributes(value)) is None
+    assert reward_identity(Attributes(Chem.MolFromSmiles("CC"))) is not None
     loop = Attributes(None)
     loop.value = loop
     assert reward_identity(loop) is not None

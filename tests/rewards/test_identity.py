@@ -9,6 +9,7 @@ import re
 import sqlite3
 import subprocess
 import sys
+import threading
 from collections import defaultdict, deque
 from collections.abc import Callable
 from contextlib import closing
@@ -234,12 +235,15 @@ def test_every_bundled_reward_is_the_same_in_every_process(processes: list[list[
 # -- what has no file
 
 NOTEBOOK = """
+import threading
 from rdkit import Chem
 K = 1.0
+LOCK = threading.Lock()
 PATTERN = Chem.MolFromSmarts("C")
 def helper(s): return K
 def score(samples, **columns): return [helper(s) for s in samples]
 def with_pattern(samples, **columns): return [float(PATTERN.GetNumAtoms()) for s in samples]
+def with_lock(samples, **columns): return [float(LOCK.locked()) for s in samples]
 """
 
 
@@ -254,8 +258,10 @@ def test_a_function_without_a_file_is_what_it_and_what_it_names_are() -> None:
     assert same[0] == same[1]
     for old, new in (("K = 1.0", "K = 2.0"), ("return K", "return K + 1")):
         assert identify(executed(NOTEBOOK.replace(old, new), "score")) != same[0]
-    with pytest.raises(Unidentified, match=r"rdkit\.Chem\.rdchem\.Mol"):
-        identify(executed(NOTEBOOK, "with_pattern"))
+    with pytest.raises(Unidentified, match=r"_thread\.lock"):
+        identify(executed(NOTEBOOK, "with_lock"))
+    found = [identify(executed(text, "with_pattern")) for text in (NOTEBOOK, NOTEBOOK, NOTEBOOK.replace('"C"', '"N"'))]
+    assert found[0] == found[1] != found[2]
 
 
 @pytest.mark.slow
@@ -294,15 +300,13 @@ def closing_over(value):
 
 
 def test_what_cannot_be_identified_is_named_in_one_line_and_not_kept(tmp_path: Path) -> None:
-    ledger, reward = Ledger(cache=ScoreCache(tmp_path / "scores.sqlite")), Holds(Chem.MolFromSmiles("CC"))
+    ledger, reward = Ledger(cache=ScoreCache(tmp_path / "scores.sqlite")), Holds(threading.Lock())
     with pytest.warns(RuntimeWarning) as said:
         ledger.score([reward], ["C"])
     ledger.score([reward], ["C"])  # said once
     lines = {str(warning.message) for warning in said}
     wanted = "reward Holds: repeats are scored again and no score is kept, since it cannot be identified: "
-    wanted += (
-        "Holds.value: a rdkit.Chem.rdchem.Mol cannot be told from others of its kind; an attribute cached_as (a text) would name it"
-    )
+    wanted += "Holds.value: a _thread.lock cannot be told from others of its kind; an attribute cached_as (a text) would name it"
     assert lines == {wanted}
     with closing(sqlite3.connect(tmp_path / "scores.sqlite")) as file:
         assert file.execute("SELECT COUNT(*) FROM scores").fetchall() == [(0,)]
@@ -359,13 +363,14 @@ def test_state_is_told_apart_or_refused(
         torch.float64,
         torch.zeros(1, dtype=torch.bfloat16),
     ]
+    values += [*map(Chem.MolFromSmiles, ("CC", "CO", "[13CH3]C")), *map(Chem.MolFromSmarts, ("CC", "[CX4]C"))]
     identities = [reward_identity(make(value)) for value in values]
     assert None not in identities
     assert len(set(identities)) == len(values)
     (tmp_path / "a" / "model.bin").write_text("2")
     changed = [reward_identity(make(value)) for value in values]
     assert [k for k, pair in enumerate(zip(identities, changed, strict=True)) if pair[0] != pair[1]] == [23, 25]
-    for refused in (Chem.MolFromSmiles("C"), object(), iter([1]), (x for x in [1]), torch.zeros(1).to_sparse(), sys.stdout):
+    for refused in (threading.Lock(), object(), iter([1]), (x for x in [1]), torch.zeros(1).to_sparse(), sys.stdout):
         with pytest.raises(Unidentified):
             identify(make(refused))
 
