@@ -136,7 +136,7 @@ CUT = {
     "numbers and texts in sets": ({1}, {"1"}),
     "texts with a name within": ({"s": "x, t=y", "v": np.zeros(2)}, {"s": "x", "t": "y", "v": np.zeros(2)}),
     "numbers and texts in lists": ([1, np.zeros(2)], ["1", np.zeros(2)]),
-    "arrays of objects": (np.array(["a, b"], object), np.array(["a", "b"], object)[:1]),
+    "arrays of objects": (np.array(["a, b", "c"], object), np.array(["a", "b, c"], object)),
 }
 
 

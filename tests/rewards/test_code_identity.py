@@ -93,8 +93,8 @@ HELD = {
     "a table of patterns": PATTERN + "TABLE = {{'a': HELD}}\ndef score(mol): return len(TABLE)\n",
     "a class attribute": PATTERN + "class Score:\n    held = HELD\n    def __call__(self, mol): return 1.0\nscore = Score()\n",
     "a default": PATTERN + "def score(mol, held=HELD): return 1.0\n",
-    "an object of a C library": "import torch\nHELD = torch.Generator().manual_seed(len('{}'))\n"
-    "def score(mol): return HELD.initial_seed()\n",
+    "an object of a C library": "from rdkit.Chem.rdFingerprintGenerator import GetMorganGenerator\n"
+    "HELD = GetMorganGenerator(len('{}'))\ndef score(mol): return len(HELD.GetSparseCountFingerprint(mol).GetNonzeroElements())\n",
 }
 
 
