@@ -8,11 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from discrete_grpo.benchmarking.conditions import is_done
 from discrete_grpo.benchmarking.jobs import FAILED, ROW, Job, by_name, run_job
 from discrete_grpo.benchmarking.markdown import write_markdown
 from discrete_grpo.benchmarking.method import Method
 from discrete_grpo.benchmarking.page import write_page
-from discrete_grpo.benchmarking.plan import Plan, Request, is_done, make_plan
+from discrete_grpo.benchmarking.plan import Plan, Request, make_plan
 from discrete_grpo.benchmarking.processes import portable, run_in_processes
 from discrete_grpo.benchmarking.results import Results, note_run, read_results, write_results
 from discrete_grpo.benchmarking.suites import JOB_TIMEOUT

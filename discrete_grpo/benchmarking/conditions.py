@@ -1,0 +1,114 @@
+"""The conditions of a row of a benchmark, and the comparison of those of existing rows with those of a request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from discrete_grpo.benchmarking.facts import file_digest
+from discrete_grpo.benchmarking.jobs import ROW, Job
+from discrete_grpo.benchmarking.method import Method
+from discrete_grpo.benchmarking.methods import METHODS
+from discrete_grpo.core.json_files import plain, read_json
+
+if TYPE_CHECKING:
+    from discrete_grpo.rewards.task import Task
+
+__all__ = ["OWN", "check_other_rows", "is_done", "notes_on_unseen_code", "row_conditions"]
+
+OWN = "own"
+"""Name of the suite of custom tasks, also of those given together with tasks of another suite."""
+COMMON = ("version", "budget", "policy", "policy_sha256", "policy_settings_sha256")
+"""Conditions that all rows of a table share, where they have them."""
+ADDED_LATER = ("task_optimum", "policy_settings_sha256")
+"""Conditions that rows of earlier versions lack."""
+
+
+def row_conditions(
+    suite: str, task: Task, method: Method, budget: int, policy: Mapping[str, Any] | None, version: str
+) -> dict[str, Any]:
+    """The conditions of a row, which becomes invalid if one of them changes."""
+    found: dict[str, Any] = {"version": version, "budget": budget, "settings": dict(method.settings)}
+    if method.needs_policy and policy is not None:
+        found |= {"policy": policy["name"], "policy_sha256": policy["sha256"]}
+        found |= {"policy_settings_sha256": policy["settings_sha256"]}
+    for name, value in method.settings.items():
+        if isinstance(value, str) and Path(value).is_file():
+            found[f"{name}_sha256"] = file_digest(value)
+    if task.version != 1:
+        found["task_version"] = task.version
+    if told := getattr(task.score, "settings", None):
+        found["task_settings"] = dict(told)
+    if suite == OWN:
+        found |= {"task_source": _source(task), "task_optimum": task.optimum}  # at which a method may stop
+    if METHODS.get(method.name) is None or METHODS[method.name].run is not method.run:
+        found["method_source"] = _source(method.run)
+    checked: dict[str, Any] = plain(found)
+    return checked
+
+
+def notes_on_unseen_code(done: Sequence[Job]) -> list[str]:
+    """Lines that name tasks and methods whose rows are kept although their code cannot be compared with that of the rows."""
+    found: dict[str, None] = {}
+    for job in done:
+        for name, one in (("task_source", job.task.name), ("method_source", job.method.name)):
+            if name in job.conditions and job.conditions[name] is None:
+                told = f"{name.partition('_')[0]} {one!r}: its code cannot be inspected, so that an edit would not be noticed"
+                found[f"{told}; its rows are kept, name another folder for new ones"] = None
+    return list(found)
+
+
+def _source(value: Any) -> str | None:
+    """A digest of the code of a user's function, independent of other code in its file; None if it cannot be inspected."""
+    from discrete_grpo.rewards.identity import code_identity
+
+    return code_identity(value)
+
+
+def is_done(job: Job) -> bool:
+    """Whether a job has its row.
+
+    Raises:
+        ValueError: if it has one that was made under other conditions.
+    """
+    row = read_json(job.folder / ROW)
+    if row is None:
+        return False
+    now = _flat(job.conditions)
+    before = {name: now[name] for name in ADDED_LATER if name in now} | _flat(row.get("conditions") or {})
+    _refuse_changes(job.label, job.folder, before, now)
+    return True
+
+
+def check_other_rows(folder: Path, jobs: Sequence[Job]) -> None:
+    """Compare the rows that the folder holds beside those of the jobs: one table has one budget, version and policy.
+
+    Raises:
+        ValueError: for a row of another budget, version or policy, or of one of the methods with other settings.
+    """
+    asked, by_method = {job.folder for job in jobs}, {job.method.name: _flat(job.conditions) for job in jobs}
+    common = {name: job.conditions[name] for job in jobs for name in COMMON if name in job.conditions}
+    for path in sorted(folder.glob(f"jobs/*/*/*/*/{ROW}")):
+        row = None if path.parent in asked else read_json(path)
+        if row is None:
+            continue
+        before, now = _flat(row.get("conditions") or {}), by_method.get(row["method"], common)
+        now = {name: value for name, value in now.items() if name not in ADDED_LATER or name in before}
+        names = {name for name in {**before, **now} if not name.startswith("task_")}
+        if row["method"] not in by_method:  # conditions that both have; methods without a policy name none
+            names = {name for name in COMMON if name in before and name in now}
+        label = f"{row['task']}, {row['method']}, seed {row['seed']}"
+        _refuse_changes(label, path.parent, *({name: one.get(name) for name in sorted(names)} for one in (before, now)))
+
+
+def _refuse_changes(label: str, folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    if changed:
+        what = ", ".join(f"{name} was {before.get(name)} and is {now.get(name)}" for name in changed[:2])
+        raise ValueError(f"output_dir: the row of {label} was made otherwise ({what}); remove {folder} or name another folder")
+
+
+def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
+    settings = values.get("settings") or {}
+    return {k: v for k, v in values.items() if k != "settings"} | {f"settings.{k}": v for k, v in settings.items()}
