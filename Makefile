@@ -35,7 +35,7 @@ lint: $(VENV)/ready
 
 # Files whose annotations hold the shapes of tensors: they run with every annotation checked by jaxtyping and beartype, and once only but
 # for test_categorical.py, where checks of the package itself are tested that the annotations forestall.
-TYPED := tests/core/test_categorical.py tests/domains/test_graphs.py tests/diffusion/test_kernels.py tests/policies/test_graph_policy.py tests/policies/test_graph_policy_drawing.py tests/policies/test_graph_policy_fixed.py tests/policies/test_graph_policy_training.py tests/policies/test_fields.py tests/models/test_graph_transformer.py tests/policies/test_graph_conditions.py tests/domains/test_tokenizer.py tests/models/test_gpt.py tests/policies/test_tokens.py tests/policies/test_masked_text.py tests/models/test_vq.py
+TYPED := tests/core/test_categorical.py tests/domains/test_graphs.py tests/diffusion/test_kernels.py tests/policies/test_graph_policy.py tests/policies/test_graph_policy_drawing.py tests/policies/test_graph_policy_fixed.py tests/policies/test_graph_policy_training.py tests/policies/test_fields.py tests/models/test_graph_transformer.py tests/policies/test_graph_conditions.py tests/domains/test_tokenizer.py tests/models/test_gpt.py tests/policies/test_tokens.py tests/policies/test_masked_text.py tests/policies/test_masked_text_training.py tests/models/test_vq.py
 
 doctests: export OMP_NUM_THREADS = 1
 doctests: $(VENV)/ready

@@ -25,9 +25,9 @@ from discrete_grpo.policies.truncation import Truncation
 from discrete_grpo.testing import LAWS, Report, check_policy
 from discrete_grpo.testing.case import same
 from discrete_grpo.training.network import network_of
+from tests.policies.masked_text_parts import make as masked_text
 from tests.policies.test_decoded import image_codes
 from tests.policies.test_graph_conditions import COLUMNS, conditional, state_of
-from tests.policies.test_masked_text import make as masked_text
 from tests.policies.test_tokens import token_policy
 from tests.toys import node_classes, tiny_network
 

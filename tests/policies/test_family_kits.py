@@ -16,8 +16,8 @@ from discrete_grpo.policies.masked_text import MaskedTextPolicy
 from discrete_grpo.policies.truncation import Truncation, pack_bits
 from discrete_grpo.testing import check_policy
 from tests.policies import test_fields as fields
+from tests.policies.masked_text_parts import kinds, make, seeded
 from tests.policies.test_graph_conditions import COLUMNS, conditional
-from tests.policies.test_masked_text import kinds, make, seeded
 from tests.policies.test_tokens import CONDITIONS, every_text, token_policy
 
 
