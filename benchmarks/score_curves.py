@@ -2,6 +2,7 @@
 
 python -m benchmarks.score_curves benchmarks/results/pmo_graphs_10000 --every 1000
 python -m benchmarks.score_curves benchmarks/results/docking_graphs --sources_after 200   # by who proposed them, from call 201 on
+python -m benchmarks.score_curves benchmarks/results/docking --above 10   # how many score above 10
 
 It reads ``calls.csv.gz`` of the rows of a folder of ``discrete-grpo benchmark`` and prints a Markdown table. A mean that rises says
 that the method makes better molecules; the ten best also rise where it only makes more of them. Calls whose score is unknown, as
@@ -19,7 +20,7 @@ from pathlib import Path
 
 from discrete_grpo.core.checks import check_whole
 
-__all__ = ["mean", "parts", "source_table", "table"]
+__all__ = ["above_table", "mean", "parts", "source_table", "table"]
 
 
 def mean(scores: Sequence[float | None]) -> float:
@@ -68,6 +69,16 @@ def source_table(folder: Path, after: int) -> str:
     return _markdown(["source", "calls", "mean score"], lines)
 
 
+def above_table(folder: Path, bound: float) -> str:
+    """A Markdown table with a row per method, task and seed: number of calls with a score above ``bound``.
+
+    Raises:
+        FileNotFoundError: if the folder has no calls.
+    """
+    lines = [[*names, str(sum(s is not None and s > bound for s, _ in calls)), str(len(calls))] for names, calls in _rows(folder)]
+    return _markdown([f"above {bound:g}", "calls"], lines)
+
+
 def _rows(folder: Path) -> Iterator[tuple[list[str], list[tuple[float | None, str]]]]:
     """Task, method and seed of each row, with score and source of each of its calls."""
     files = sorted(folder.glob("jobs/*/*/*/*/calls.csv.gz"))
@@ -91,10 +102,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--every", type=int, default=1000, help="number of calls per column, at least 1")
     parser.add_argument("--sources_after", type=int, help="print the mean score per source of the calls after this one instead")
+    parser.add_argument("--above", type=float, help="print the number of calls with a score above this one instead")
     given = parser.parse_args(arguments)
     try:
-        after = given.sources_after
-        print(table(given.folder, given.every) if after is None else source_table(given.folder, after), end="")
+        if given.above is not None:
+            print(above_table(given.folder, given.above), end="")
+        elif given.sources_after is not None:
+            print(source_table(given.folder, given.sources_after), end="")
+        else:
+            print(table(given.folder, given.every), end="")
     except (FileNotFoundError, ValueError) as error:
         parser.error(str(error))
 

@@ -52,6 +52,8 @@ def test_unknown_scores_are_in_no_mean_and_sources_have_means_of_their_own(
         "| parp1 | mine | 0 | graph-ga | 1 | 4.000 |",
         "| parp1 | mine | 0 | policy | 3 | 1.500 |",
     ]
+    main([str(tmp_path), "--above", "2"])  # not those that equal it, and none that is unknown
+    assert capsys.readouterr().out.splitlines()[-1] == "| parp1 | mine | 0 | 2 | 5 |"
 
 
 def test_bad_input_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
