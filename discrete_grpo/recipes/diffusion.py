@@ -100,7 +100,7 @@ def diffusion_policy(
     """
     options = options or DiffusionOptions()
     nodes, edges = (options.make_kernel(share, schedule) for share in shares)
-    _check_end(nodes)
+    _check_no_mask_stays(nodes)
     own = isinstance(network, nn.Module)
     taken = getattr(getattr(network, "config", None), "num_properties", None)
     if own and taken is not None and taken != len(properties):
@@ -124,7 +124,7 @@ def diffusion_policy(
     return policy
 
 
-def _check_end(kernel: choices.GraphKernel) -> None:
+def _check_no_mask_stays(kernel: choices.GraphKernel) -> None:
     """Raise ``ValueError`` if masked states would stay in finished graphs."""
     noise = kernel.noise
     kept = float(noise.schedule.alpha_bar(torch.zeros(1, dtype=torch.float64)))

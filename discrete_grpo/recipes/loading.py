@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from discrete_grpo.core.checks import check_whole, signature_of
+from discrete_grpo.core.checks import check_samples, check_whole, signature_of
 from discrete_grpo.core.description import describe, description
 from discrete_grpo.core.drawing import check_sample
 from discrete_grpo.core.rollout import as_module
@@ -161,8 +161,7 @@ def _function(decode: Any) -> Any:
 
 
 def _from_checkpoint(folder: Path, options: SamplerOptions | None, trusted: Sequence[str] = ()) -> LoadedPolicy:
-    if isinstance(trusted, str):
-        raise ValueError(f"trusted: {trusted!r}, expected a list of packages, such as [{trusted!r}]")
+    check_samples(trusted, "trusted", "packages")
     policy = checkpoint.read_policy(folder, trusted=(*TRUSTED, *trusted))
     metadata = checkpoint.load_metadata(folder)
     family = family_of(metadata, policy)

@@ -16,7 +16,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import torch
 from torch import Tensor, nn
 
-from discrete_grpo.core.checks import signature_of
+from discrete_grpo.core.checks import check_samples, signature_of
 
 __all__ = [
     "TRUSTED",
@@ -147,8 +147,7 @@ def build(spec: Any, trusted: Sequence[str] = TRUSTED) -> Any:
     if not isinstance(path, str) or not isinstance(args, dict):
         raise CheckpointError(f"class_path: {path!r} with {type(args).__name__} as init_args, expected a name and a mapping")
     path = current_path(path)
-    if isinstance(trusted, str):
-        raise ValueError(f"trusted: {trusted!r}, expected a list of packages, such as [{trusted!r}]")
+    check_samples(trusted, "trusted", "packages")
     if path.split(".")[0] not in trusted:
         raise CheckpointError(
             f"class_path: {path!r} is outside the trusted packages {', '.join(trusted)}; name its package in `trusted`,"

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import torch
 
-from discrete_grpo.core.checks import check_function
+from discrete_grpo.core.checks import check_function, check_samples
 from discrete_grpo.core.rollout import Context, Policy, Reward, Rollout, as_module
 from discrete_grpo.testing import behaviour, causes, learning, probability, replay
 from discrete_grpo.testing.case import Case, Change, Law, Skip, why_no_sites
@@ -148,8 +148,7 @@ def check_policy(
     """
     if isinstance(skip, str):
         raise ValueError(f"skip: {skip!r}, expected a list of names, such as [{skip!r}]")
-    if isinstance(trusted, str):
-        raise ValueError(f"trusted: {trusted!r}, expected a list of packages, such as [{trusted!r}]")
+    check_samples(trusted, "trusted", "packages")
     contexts = contexts if isinstance(contexts, Context) else list(contexts)
     if unknown := set(skip) - LAWS.keys():
         raise ValueError(f"skip: {', '.join(sorted(unknown))}, expected some of {', '.join(LAWS)}")

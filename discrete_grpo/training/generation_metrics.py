@@ -57,7 +57,7 @@ def generation_metrics(
 
 
 def _called(of_samples: Callable[[Sequence[Any]], Any], samples: Sequence[Any]) -> Any:
-    """What a function of the user's returns; its error is one of scoring, at which a run is saved."""
+    """Call a user's function of samples; an exception becomes a :class:`RewardError`, before which the trainer saves the run."""
     try:
         return of_samples(samples)
     except Exception as error:
