@@ -108,6 +108,7 @@ class Cuda(Machine):
         super().__init__(CUDA)
         self.counts = Counts()
         self.recording: list[tuple[Any, Any, Any, Any]] | None = None
+        self.registered: list[Any] = []  # generators that the capture may draw from
         self.by_line = False  # whether launches are counted by line, which takes time
         self.before: list[tuple[torch.Tensor, torch.Tensor]] = []
 
@@ -156,7 +157,7 @@ class Cuda(Machine):
                 self.before.append((at, at.clone()))
 
     def _check_draw(self, name: str, kwargs: dict[str, Any]) -> None:
-        if name in DRAWS:
+        if name in DRAWS and not any(kwargs.get("generator") is one for one in self.registered):
             raise DeviceError(f"a draw ({name}) in a capture at {_where()}, expected it outside")
 
     def synchronised(self, what: str) -> None:
@@ -218,6 +219,11 @@ class _Graph:
     def __init__(self, machine: Cuda) -> None:
         self.machine = machine
         self.operations: list[tuple[Any, Any, Any, Any]] = []
+        self.generators: list[Any] = []
+
+    def register_generator_state(self, generator: Any) -> None:
+        """Let the capture draw from a generator, and each replay from where it then is."""
+        self.generators.append(generator)
 
     def replay(self) -> None:
         """Run the operations of the capture again."""
@@ -241,11 +247,14 @@ def _capture(graph: _Graph, **_: Any) -> Iterator[None]:
     """In place of ``torch.cuda.graph``."""
     machine = graph.machine
     machine.recording, launches = [], machine.counts.launches
+    machine.registered, states = graph.generators, [one.get_state() for one in graph.generators]
     try:
         yield
         graph.operations = machine.recording
     finally:
-        machine.recording, machine.counts.launches = None, launches
+        machine.recording, machine.counts.launches, machine.registered = None, launches, []
+        for one, kept in zip(graph.generators, states, strict=True):
+            one.set_state(kept)  # a capture draws nothing
         for at, value in reversed(machine.before):
             at.copy_(value)
         machine.before.clear()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-__all__ = ["constant", "exact_device", "full_precision", "place", "widen", "widest"]
+__all__ = ["constant", "exact_device", "full_precision", "place", "uncached_casts", "widen", "widest"]
 
 WITHOUT_FLOAT64 = frozenset({"mps"})
 """Types of devices that do not support float64."""
@@ -66,3 +68,14 @@ def full_precision(device: torch.device) -> torch.autocast:
     product would not sum to 1.
     """
     return torch.autocast(device.type, enabled=False)
+
+
+@contextmanager
+def uncached_casts() -> Iterator[None]:
+    """Let autocast convert weights at each use: conversions cached in a recorded CUDA graph become stale when the weights change."""
+    kept = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(kept)

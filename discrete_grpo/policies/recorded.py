@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
+
+from discrete_grpo.core.precision import uncached_casts
 
 __all__ = ["RecordedStep", "Step", "recorded"]
 
@@ -36,7 +37,7 @@ class RecordedStep:
         self.state = tuple(value.clone() for value in state)
         self.at, self.noise = at.clone(), tuple(value.zero_() for value in noise)
         self.graph = torch.cuda.CUDAGraph()
-        with _casts_inside(), torch.cuda.graph(self.graph):
+        with uncached_casts(), torch.cuda.graph(self.graph):
             after, self.found = step(self.state, self.at, self.noise)
             for old, new in zip(self.state, after, strict=True):
                 old.copy_(new)
@@ -46,17 +47,6 @@ class RecordedStep:
         """The state after the next step, which is valid until the one after it, and what else was found."""
         self.graph.replay()
         return self.state, tuple(value.clone() for value in self.found)
-
-
-@contextmanager
-def _casts_inside() -> Iterator[None]:
-    """Make autocast convert weights inside the recorded graph, as cached conversions would become stale when the weights change."""
-    kept = torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(False)
-    try:
-        yield
-    finally:
-        torch.set_autocast_cache_enabled(kept)
 
 
 def recorded(step: Step, state: Tensors, at: Tensor, noise: Tensors) -> RecordedStep | None:

@@ -329,6 +329,8 @@ class PretrainConfig:
         tf32: Compute matrix products of float32 in TF32 on CUDA: faster, with 10 bits of mantissa in place of 23. Other devices
             ignore it.
         torch_compile: Compile the layers of the network; the first updates wait for the compiler.
+        cuda_graphs: On CUDA, record the passes of each kind of batch as a CUDA graph, which launches all their kernels at once and
+            gives the same bits: faster for batches of one shape, such as graphs of equal size. Other devices ignore it.
         checkpoint_layers: Recompute activations in the backward pass, which saves memory; None keeps the setting of the network.
         full_determinism: Let torch take ordered algorithms alone in updates, so that two runs on one kind of GPU give the same
             bits: slower, and the environment variable CUBLAS_WORKSPACE_CONFIG must be :4096:8 or :16:8 on CUDA.
@@ -355,6 +357,7 @@ class PretrainConfig:
     bf16: bool | Literal["auto"] = False
     tf32: bool = False
     torch_compile: bool = False
+    cuda_graphs: bool = False
     checkpoint_layers: bool | None = None
     full_determinism: bool = False
     seed: int = 42

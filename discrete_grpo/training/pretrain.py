@@ -39,6 +39,7 @@ from discrete_grpo.training.distributed import ProcessGroup, RankShare, accelera
 from discrete_grpo.training.lora import has_lora, merge_lora, without_lora
 from discrete_grpo.training.network import check_determinism, checkpoint_layers, compile_network, deterministic, tf32_products
 from discrete_grpo.training.optim import GradientSum, averaged, learning_rate, load_optimizer, update_average
+from discrete_grpo.training.recorded_passes import RecordedPasses
 from discrete_grpo.training.state import check_device_kind, restore_weights
 
 __all__ = ["Dataset", "LikelihoodPolicy", "Pretrainer", "decayed_rate"]
@@ -157,6 +158,7 @@ class Pretrainer:
         fused = True if self.accelerator.device.type == "cuda" else None
         self.optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, betas=(0.9, 0.99), fused=fused)
         self.generator = torch.Generator(self.accelerator.device).manual_seed(config.seed)
+        self._recorded = self._recording()
         self.recorder = Recorder(self.run) if self.processes.first else None
         self.checkpoints = Checkpoints(
             self.run,
@@ -265,9 +267,7 @@ class Pretrainer:
             group["lr"] = rate
         device = self.accelerator.device
         with tf32_products(self.config.tf32, device), deterministic(self.config.full_determinism):
-            losses = self._losses(rows)
-            self.optimizer.zero_grad(set_to_none=True)
-            losses["loss"].backward()
+            losses = self._gradients(rows)
         if self.processes.count > 1:
             gradient = GradientSum(list(self.policy.parameters()))
             gradient.add()
@@ -283,16 +283,29 @@ class Pretrainer:
         update_average(self.average, self.policy)
         return found | {"learning_rate": rate}
 
-    def _losses(self, rows: Tensor) -> dict[str, Tensor]:
+    def _gradients(self, rows: Tensor) -> dict[str, Tensor]:
+        """The losses of a batch, whose gradients are left at the weights."""
         device = self.accelerator.device
         batch = self._batch(rows, device) if self._on_device is None else self._on_device.batch(rows)
         share = {"share": RankShare(self.processes, len(rows))} if self.processes.count > 1 else {}
+        self.optimizer.zero_grad(set_to_none=True)
         # Dropout takes no generator, so the global one is seeded by the step: a resumed run then repeats the same dropout.
-        with (
-            seeded(self.config.seed * 1_000_003 + self.step + (self.processes.rank << 40), device),
-            torch.autocast(device.type, torch.bfloat16, enabled=self.bf16),
-        ):
+        with seeded(self.config.seed * 1_000_003 + self.step + (self.processes.rank << 40), device):
+            if self._recorded is not None and (found := self._recorded.run(batch)) is not None:
+                return found
+            losses = self._losses(batch, **share)
+        losses["loss"].backward()
+        return losses
+
+    def _losses(self, batch: Any, **share: RankShare) -> dict[str, Tensor]:
+        with torch.autocast(self.accelerator.device.type, torch.bfloat16, enabled=self.bf16):
             return dict(self.policy.likelihood_loss(batch, generator=self.generator, **share))
+
+    def _recording(self) -> RecordedPasses | None:
+        """The passes as CUDA graphs; None on another device, and with several processes, whose losses exchange sums."""
+        if not self.config.cuda_graphs or self.accelerator.device.type != "cuda" or self.processes.count > 1:
+            return None
+        return RecordedPasses(self._losses, list(self.policy.parameters()), self.generator)
 
     def _batch(self, rows: Tensor, device: torch.device) -> Any:
         """A batch that is made on the CPU and moved to ``device``."""
