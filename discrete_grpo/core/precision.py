@@ -72,7 +72,7 @@ def full_precision(device: torch.device) -> torch.autocast:
 
 @contextmanager
 def uncached_casts() -> Iterator[None]:
-    """Let autocast convert weights at each use: conversions cached in a recorded CUDA graph become stale when the weights change."""
+    """Let autocast convert weights at each use; conversions cached in a recorded CUDA graph become stale when weights change."""
     kept = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
     try:

@@ -25,8 +25,7 @@ class RecordedPasses:
     torch's generator of the device what the passes would draw. Gradients are left at the parameters.
 
     Args:
-        losses: losses of a batch by name, with the one to minimise under ``loss``. It copies nothing to the device and reads nothing
-            from it.
+        losses: losses of a batch by name, with the one to minimise under ``loss``; without copies to or reads from the device.
         parameters: the weights.
         generator: generator of ``losses``, on the device.
     """
@@ -42,8 +41,8 @@ class RecordedPasses:
     def run(self, batch: Any) -> dict[str, Tensor] | None:
         """The losses of a batch, valid until the next call; None for a batch whose passes the caller must compute.
 
-        That is the first of its kind, which warms up, every one of a kind beyond :data:`MOST_GRAPHS`, and, with a warning, every one
-        of a policy that cannot be recorded.
+        That is the first of its kind, which warms up, every one of the kinds beyond :data:`MOST_GRAPHS`, and, with a warning, every
+        one of a policy that cannot be recorded.
         """
         tensors = list(_tensors(batch))
         kind = tuple((tuple(x.shape), x.dtype) for x in tensors)
@@ -62,7 +61,8 @@ class RecordedPasses:
             return _Graph(self._losses, batch, self._parameters, self._generator)
         except RuntimeError as error:
             self._refused = True
-            told = f"cuda_graphs: the passes were not recorded ({' '.join(str(error).split())[:300]}); each kernel is launched alone"
+            reason = " ".join(str(error).split())[:300]
+            told = f"cuda_graphs: the passes were not recorded ({reason}); each kernel is launched alone"
             warnings.warn(told, stacklevel=2)
             for parameter in self._parameters:
                 parameter.grad = None

@@ -1,6 +1,6 @@
 """Every family on a real GPU; skipped on a machine without one.
 
-    CUBLAS_WORKSPACE_CONFIG=:4096:8 python -m pytest tests/cuda
+CUBLAS_WORKSPACE_CONFIG=:4096:8 python -m pytest tests/cuda
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from torch import Tensor
 from discrete_grpo.core.categorical import score_sites
 from discrete_grpo.core.rollout import Rollout, group_contexts
 from discrete_grpo.testing import check_policy
-from discrete_grpo.training import pretrain, trainer
-from discrete_grpo.training.config import GRPOConfig, PretrainConfig
+from discrete_grpo.training.bf16 import decide_bf16
+from discrete_grpo.training.config import PretrainConfig
+from discrete_grpo.training.distributed import accelerator
 from discrete_grpo.training.network import CUBLAS, WORKSPACES, compile_network
 from discrete_grpo.training.pretrain import Pretrainer
 from discrete_grpo.training.trainer import GRPOTrainer
@@ -29,7 +30,8 @@ from tests.families import FAMILIES, Case
 from tests.training.pretend_cuda_parts import CONFIG, Rows, by_name
 from tests.training.test_pretend_cuda_sampling import RECORDED
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+if not torch.cuda.is_available():
+    pytest.skip("needs a GPU", allow_module_level=True)
 CUDA = torch.device("cuda")
 every_family = pytest.mark.parametrize("name", FAMILIES)
 
@@ -159,7 +161,7 @@ def test_a_run_resumed_on_the_gpu_ends_with_the_same_bits(name: str, tmp_path: P
 
 
 def pretrained(case: Case, run: Path, steps: int, *, resume: bool = False, **options: Any) -> Pretrainer:
-    constant = {"warmup_steps": 0, "min_lr_rate": 1.0}  # so that the first part of a run is a shorter run
+    constant: dict[str, Any] = {"warmup_steps": 0, "min_lr_rate": 1.0}  # so that the first part of a run is a shorter run
     config = PretrainConfig(max_steps=steps, batch_size=2, save_steps=2, log_steps=1, **constant, **options)
     made = Pretrainer(case.make(), Rows(case.batch()), config, run, resume=resume)
     made.train()
@@ -221,5 +223,5 @@ def test_memory_of_passes_is_measured() -> None:
 
 
 def test_the_trainers_take_the_gpu() -> None:
-    assert trainer.accelerator().device.type == pretrain.accelerator().device.type == "cuda"
-    assert GRPOConfig(bf16="auto").bf16 == "auto"
+    assert accelerator().device.type == "cuda"
+    assert decide_bf16("auto", accelerator().device)[0]
