@@ -145,6 +145,9 @@ class MessagePassing(nn.Module):
             check_whole(name, value, least=1)
         if kind not in ("gine", "gps"):
             raise ValueError(f"kind: {kind!r}, expected gine or gps")
+        check_whole("heads", heads, least=1)
+        if kind == "gps" and width % heads:
+            raise ValueError(f"width: {width}, expected a multiple of heads ({heads}) with gps")
         self.arguments = {"node_states": node_states, "edge_states": edge_states, "width": width, "layers": layers}
         self.choices = {"kind": kind, "heads": heads}
         self.node_in, self.edge_in = nn.Embedding(node_states, width), nn.Embedding(edge_states, width)

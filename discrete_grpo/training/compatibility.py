@@ -12,11 +12,12 @@ from jaxtyping import Int
 from torch import Tensor
 
 from discrete_grpo.core.categorical import Sites
+from discrete_grpo.core.checks import check_function
 from discrete_grpo.core.own_surrogate import SurrogateFunc, own_surrogate
 from discrete_grpo.core.precision import place
 from discrete_grpo.core.reward_arguments import remembers, reward_names
 from discrete_grpo.core.rollout import Policy, Reward, Rollout, is_scorer
-from discrete_grpo.core.scoring import shown_value
+from discrete_grpo.core.scoring import Accounts, shown_value
 from discrete_grpo.training.config import GRPOConfig
 from discrete_grpo.training.generation_advantages import AdvantageFunc, own_advantages
 from discrete_grpo.training.sampler import check_shards, num_shards
@@ -24,6 +25,7 @@ from discrete_grpo.training.sampler import check_shards, num_shards
 __all__ = [
     "check_conditions",
     "check_given",
+    "check_observers",
     "check_own_functions",
     "check_scorer",
     "check_tables",
@@ -88,6 +90,24 @@ def check_given(rewards: Sequence[Reward], config: GRPOConfig, columns: Sequence
     for name, reward in zip(reward_names(rewards), rewards, strict=True):
         if processes > 1 and remembers(reward):
             raise ValueError(f"reward {name}: remembers samples, expected one that does not with several processes")
+
+
+TRACKS = ("start", "log", "log_samples", "close")
+"""Methods of a tracker."""
+
+
+def check_observers(sample_metrics: object, ledger: object, tracker: object) -> None:
+    """Check what is called while a run is under way, each None or of its interface.
+
+    Raises:
+        ValueError: naming the argument.
+    """
+    if sample_metrics is not None:
+        check_function("sample_metrics", sample_metrics, "the samples of a generation", 1)
+    if ledger is not None and not isinstance(ledger, Accounts):
+        raise ValueError(f"ledger: {ledger!r}, expected a ledger of calls, such as Ledger(max_oracle_calls=1000), or None")
+    if tracker is not None and not all(callable(getattr(tracker, name, None)) for name in TRACKS):
+        raise ValueError(f"tracker: {tracker!r}, expected an object with the methods {', '.join(TRACKS)}, or None")
 
 
 def check_conditions(columns: object) -> None:

@@ -28,7 +28,7 @@ from discrete_grpo.core.scoring import Accounts, BudgetExhausted, RewardError
 from discrete_grpo.runs.checkpoint import Checkpoints, load_weights, tensors_to_cpu
 from discrete_grpo.runs.trackers import Tracker
 from discrete_grpo.training.bf16 import decide_and_tell
-from discrete_grpo.training.compatibility import check_given, check_own_functions, check_scorer, checked_shards
+from discrete_grpo.training.compatibility import check_given, check_observers, check_own_functions, check_scorer, checked_shards
 from discrete_grpo.training.config import GRPOConfig
 from discrete_grpo.training.distributed import ProcessGroup, accelerator
 from discrete_grpo.training.generation_advantages import AdvantageFunc
@@ -103,6 +103,7 @@ class GRPOTrainer:
         check_given(self.rewards, config, columns, self.processes.count)
         check_own_functions(advantage_func, surrogate_func, config, len(self.rewards))
         check_on_update(on_update)
+        check_observers(sample_metrics, ledger, tracker)
         check_determinism(config.full_determinism, self.accelerator.device)
         self.metadata = {**description(policy), **(metadata or {})}
         self.ledger, self.sample_metrics, self.on_update = ledger, sample_metrics, on_update

@@ -88,6 +88,8 @@ def test_a_policy_of_it_obeys_the_laws_and_is_stored(kind: Kind, tmp_path: Path)
 def test_arguments_out_of_range_are_named() -> None:
     with pytest.raises(ValueError, match="kind: 'gat', expected gine or gps"):
         MessagePassing(2, 2, kind="gat")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^width: 10, expected a multiple of heads \(4\) with gps$"):
+        MessagePassing(2, 2, width=10, kind="gps")
     with pytest.raises(ValueError, match="node_classes: 0"):
         PyGDenoiser(torch.nn.Identity(), 8, 0, 2)
 

@@ -320,6 +320,10 @@ def test_select_steps_are_distinct_sorted_and_cover_all() -> None:
         ({"columns": {"a": 1}}, "columns: {'a': 1}, expected a list of mappings"),
         ({"policy": object()}, "policy: object is no torch.nn.Module"),
         ({"resume": True}, "resume: True"),
+        ({"sample_metrics": 3}, "sample_metrics: 3, expected a function of the samples of a generation"),
+        ({"sample_metrics": lambda one, two: {}}, "expected a function of the samples of a generation"),
+        ({"ledger": 3}, "ledger: 3, expected a ledger of calls"),
+        ({"tracker": "wandb"}, "tracker: 'wandb', expected an object with the methods start, log, log_samples, close"),
     ],
 )
 def test_bad_arguments_are_named(arguments: dict[str, Any], said: str) -> None:
