@@ -369,8 +369,7 @@ def _sums(scores: Scores, policy: Tensor, clipped: dict[str, Tensor]) -> dict[st
     mask = scores.mask
     sums = {"sites": mask.sum(), "policy_loss": policy, "entropy": scores.entropy.sum()}
     sums |= {name: (mask & where).sum() for name, where in clipped.items()}
-    if scores.kl is not None and scores.kl_forward is not None:
-        sums |= {"kl": scores.kl.sum(), "kl_forward": scores.kl_forward.sum()}
+    sums |= {name: value.sum() for name in ("kl", "kl_forward") if (value := getattr(scores, name)) is not None}
     return {name: widen(value.detach()) for name, value in sums.items()}
 
 

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from discrete_grpo.core.atomic import atomic_write
 from discrete_grpo.core.checks import check_whole, did_you_mean
 from discrete_grpo.runs.files import SUMS, changed_file, clear_files, explained, real_name, remove, whole_folder, write_sums
+from discrete_grpo.runs.plain_state import plain_state
 from discrete_grpo.runs.recorder import METRICS
 from discrete_grpo.runs.serialization import TRUSTED, CheckpointError, build, describe, describe_types, restore_types
 from discrete_grpo.runs.weights import load_weights
@@ -101,7 +102,7 @@ def _write_files(folder: Path, policy: nn.Module, config: Mapping[str, Any], tra
     (folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
     if training is not None:
         with (folder / "training.pt").open("wb") as file:  # a file opened by Python, whose errors name the cause
-            torch.save(dict(training), file)
+            torch.save(plain_state(dict(training)), file)
         write_sums(folder, FILES)
 
 

@@ -17,7 +17,8 @@ from discrete_grpo.core.own_surrogate import SurrogateFunc, own_surrogate
 from discrete_grpo.core.precision import place
 from discrete_grpo.core.reward_arguments import remembers, reward_names
 from discrete_grpo.core.rollout import Policy, Reward, Rollout, is_scorer
-from discrete_grpo.core.scoring import Accounts, shown_value
+from discrete_grpo.core.scoring import shown_value
+from discrete_grpo.runs.serialization import describe
 from discrete_grpo.training.config import GRPOConfig
 from discrete_grpo.training.generation_advantages import AdvantageFunc, own_advantages
 from discrete_grpo.training.sampler import check_shards, num_shards
@@ -67,8 +68,17 @@ def _check_effects(config: GRPOConfig, groups: int) -> None:
         raise ValueError(f"scale_rewards: {config.scale_rewards!r}, {wanted}")
 
 
-def check_given(rewards: Sequence[Reward], config: GRPOConfig, columns: Sequence[Mapping[str, Any]] | None, processes: int) -> None:
+def check_given(
+    rewards: Sequence[Reward], config: GRPOConfig, columns: Sequence[Mapping[str, Any]] | None, processes: int, *, stores: bool
+) -> None:
     """Check the rewards and conditions of a run with these settings in ``processes`` processes.
+
+    Args:
+        rewards: the rewards.
+        config: the settings.
+        columns: the conditions.
+        processes: number of processes.
+        stores: whether the run writes checkpoints.
 
     Raises:
         ValueError: naming the argument.
@@ -87,9 +97,28 @@ def check_given(rewards: Sequence[Reward], config: GRPOConfig, columns: Sequence
     if config.importance_sampling_level == "sequence" and config.timestep_chunk not in (None, "auto"):
         raise ValueError(f"timestep_chunk: {config.timestep_chunk}, expected none with importance_sampling_level sequence")
     check_conditions(columns)
+    _check_storable(columns if stores else None, config)
     for name, reward in zip(reward_names(rewards), rewards, strict=True):
         if processes > 1 and remembers(reward):
             raise ValueError(f"reward {name}: remembers samples, expected one that does not with several processes")
+
+
+def _check_storable(columns: Sequence[Mapping[str, Any]] | None, config: GRPOConfig) -> None:
+    """Check conditions that checkpoints hold: those between two updates of a generation, and those of replayed samples.
+
+    Raises:
+        ValueError: naming the first entry with a value that cannot be written.
+    """
+    if config.num_iterations * config.steps_per_generation == 1 and not config.replay_samples:
+        return
+    for k, row in enumerate(columns or ()):
+        for name, value in row.items():
+            try:
+                describe(value)
+            except TypeError:
+                kind = type(value).__name__
+                wanted = "numbers, texts, lists and mappings of them, or dataclasses, which checkpoints can hold"
+                raise ValueError(f"columns: entry {k}: {name!r} is of type {kind}, expected {wanted}") from None
 
 
 TRACKS = ("start", "log", "log_samples", "close")
@@ -104,7 +133,7 @@ def check_observers(sample_metrics: object, ledger: object, tracker: object) -> 
     """
     if sample_metrics is not None:
         check_function("sample_metrics", sample_metrics, "the samples of a generation", 1)
-    if ledger is not None and not isinstance(ledger, Accounts):
+    if ledger is not None and not callable(getattr(ledger, "score", None)):
         raise ValueError(f"ledger: {ledger!r}, expected a ledger of calls, such as Ledger(max_oracle_calls=1000), or None")
     if tracker is not None and not all(callable(getattr(tracker, name, None)) for name in TRACKS):
         raise ValueError(f"tracker: {tracker!r}, expected an object with the methods {', '.join(TRACKS)}, or None")

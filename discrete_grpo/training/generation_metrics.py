@@ -73,14 +73,15 @@ def _checked(found: object) -> dict[str, float]:
     """
     if not isinstance(found, Mapping):
         raise ValueError(f"sample_metrics: returned {shown_value(found)}, expected a mapping of names to numbers")
+    numbers: dict[str, float] = {}
     for name, value in found.items():
         try:
             if isinstance(value, str):
                 raise TypeError
-            float(value)
+            numbers[name] = value if type(value) is int else float(value)  # numpy's numbers cannot be read from a checkpoint
         except (TypeError, ValueError):
             raise ValueError(f"sample_metrics: {name!r} is {shown_value(value)}, expected a number") from None
-    return dict(found)
+    return numbers
 
 
 def _described(of_samples: OfSamples | None, generation: Generation, processes: ProcessGroup) -> list[Any] | None:

@@ -267,7 +267,7 @@ class OfflineTrainer:
             self._loop(stop)
             if self._saved != self.step:
                 self.save()
-        if self.step < self.config.max_steps:
+        if stop or self.step < self.config.max_steps:
             raise Interrupted(f"stopped at off-line update {self.step} of {self.config.max_steps}")
         return self.history
 
@@ -275,7 +275,8 @@ class OfflineTrainer:
         with progress("off-line training", self.config.max_steps, done=self.step) as bar:
             while self.step < self.config.max_steps and not stop:
                 line = self.update()
-                bar.reach(self.step, ratio=line["offline/ratio"], kl=line["kl"])
+                shown = {name: line[name] for name in ("kl",) if name in line}  # a scorer may not measure it
+                bar.reach(self.step, ratio=line["offline/ratio"], **shown)
                 if self.step % self.config.save_steps == 0 and self.step < self.config.max_steps:
                     self.save()
 

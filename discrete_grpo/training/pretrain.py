@@ -273,7 +273,7 @@ class Pretrainer:
             gradient.add()
             gradient.finish(self.processes)
         norm = nn.utils.clip_grad_norm_(self.policy.parameters(), self.config.max_grad_norm)
-        values = torch.stack([widen(value.detach()) for value in (*losses.values(), norm)]).tolist()  # one wait for a GPU
+        values = torch.stack([widen(torch.as_tensor(x).detach().to(device)) for x in (*losses.values(), norm)]).tolist()  # one wait
         found = dict(zip((*losses, "grad_norm"), values, strict=True))
         if not math.isfinite(found["grad_norm"]):
             advice = "lower learning_rate" if math.isfinite(found["loss"]) else "the loss is no number: see what the network gives"

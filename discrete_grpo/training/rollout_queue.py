@@ -19,7 +19,7 @@ from discrete_grpo.runs.checkpoint import build, describe
 from discrete_grpo.training.config import GRPOConfig
 from discrete_grpo.training.minibatches import Counts, MiniBatches, StepChoice, TrainRows, recounted
 
-__all__ = ["cut_as_before", "cut_of", "load_old", "queue_states", "read_rows", "rollout_of", "rollout_state"]
+__all__ = ["cut_as_before", "cut_of", "load_old", "queue_states", "read_rows", "rollout_of", "rollout_state", "trusted_packages"]
 
 TENSORS = ("group", "logp", "units", "size")
 MARKS = ("advantage", "counted", "needed", "refined")
@@ -94,6 +94,24 @@ def _rows_state(rows: TrainRows) -> dict[str, Any]:
 def _rows(state: Mapping[str, Any], trusted: Sequence[str], device: torch.device) -> TrainRows:
     marks, stored = {name: place(state[name], device) for name in MARKS}, state.get("stored")
     return TrainRows(rollout_of(state, trusted, device), **marks, old=None if stored is None else stored.to(device))
+
+
+def trusted_packages(policy: object, columns: object) -> tuple[str, ...]:
+    """The packages whose classes a stored rollout may name: this one, that of the policy, and those of the values of conditions."""
+    named: list[str] = []
+    _add_class_paths(describe(columns), named)
+    return tuple(dict.fromkeys(["discrete_grpo", *(path.split(".")[0] for path in (type(policy).__module__, *named))]))
+
+
+def _add_class_paths(described: object, named: list[str]) -> None:
+    if isinstance(described, Mapping):
+        if isinstance(path := described.get("class_path"), str) and "init_args" in described:
+            named.append(path)
+        for value in described.values():
+            _add_class_paths(value, named)
+    elif isinstance(described, list):
+        for value in described:
+            _add_class_paths(value, named)
 
 
 def rollout_state(rollout: Rollout) -> dict[str, Any]:

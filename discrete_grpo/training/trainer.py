@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import chain
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import torch
 from torch import Tensor, nn
@@ -42,7 +42,7 @@ from discrete_grpo.training.optim import adamw, averaged, entropy_controller
 from discrete_grpo.training.pass_size import memory_advice, with_passes
 from discrete_grpo.training.patience import calls_made, new_patience
 from discrete_grpo.training.reference_tables import reference_tables
-from discrete_grpo.training.rollout_queue import cut_as_before, cut_of, load_old, queue_states, read_rows
+from discrete_grpo.training.rollout_queue import cut_as_before, cut_of, load_old, queue_states, read_rows, trusted_packages
 from discrete_grpo.training.sampler import GroupSampler, make_shards
 from discrete_grpo.training.state import RunState, checkpoints_of, stored_state
 from discrete_grpo.training.update import Learner, trajectory_kl
@@ -100,7 +100,7 @@ class GRPOTrainer:
         self.rewards: list[Reward] = reward_list(reward_funcs)
         self.accelerator = accelerator()
         self.processes = ProcessGroup(self.accelerator)
-        check_given(self.rewards, config, columns, self.processes.count)
+        check_given(self.rewards, config, columns, self.processes.count, stores=run is not None)
         check_own_functions(advantage_func, surrogate_func, config, len(self.rewards))
         check_on_update(on_update)
         check_observers(sample_metrics, ledger, tracker)
@@ -203,16 +203,14 @@ class GRPOTrainer:
         try:
             shown = training_bar(self.step, self.config.max_steps, self.ledger) if self.processes.first else nullcontext()
             with interruptible() as stop, shown as show:
-                while self.step < self.config.max_steps:
-                    if self._stopped(stop):
-                        break
+                while self.step < self.config.max_steps and not self._stopped(stop):
                     line = self.update()
-                    if line is None:
-                        break
-                    if show is not None:
+                    if line is not None and show is not None:
                         show(self.step, line)
-                    if self._ends_after(line):
+                    if line is None or self._ends_after(line):
                         break
+                if any(self.processes.gather(bool(stop))):  # during the last update
+                    self._interrupted()
             if self.log is not None:
                 self.log.finish(self.history)
         finally:
@@ -236,11 +234,15 @@ class GRPOTrainer:
             Interrupted: after Ctrl-C in any process.
         """
         asked, ends = (any(found) for found in zip(*self.processes.gather((bool(stop), self._over)), strict=True))
-        if asked or ends:
-            self.save()
         if asked:
-            raise Interrupted(f"stopped at update {self.step} of {self.config.max_steps}")
+            self._interrupted()
+        if ends:
+            self.save()
         return ends
+
+    def _interrupted(self) -> NoReturn:
+        self.save()
+        raise Interrupted(f"stopped at update {self.step} of {self.config.max_steps}")
 
     def _ends_after(self, line: Mapping[str, float]) -> bool:
         """Whether ``on_update`` ends the run after this update; a regular checkpoint is written before it is called."""
@@ -385,7 +387,7 @@ class GRPOTrainer:
 
     def _restore_pending(self, state: Mapping[str, Any]) -> None:
         """Continue between two updates of a generation."""
-        trusted = ("discrete_grpo", type(self.policy).__module__.split(".")[0])
+        trusted = trusted_packages(self.policy, self.sampler.columns)
         kept = [state["shards"][shard.number] for shard in self.sampler.shards]
         config = cut_as_before(self.config, state.get("cut", {}))  # an earlier version does not say
         read = [read_rows(part, trusted, self.accelerator.device, config) for part in kept]

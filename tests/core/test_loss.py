@@ -337,3 +337,11 @@ def test_wrong_shapes_and_a_missing_reference_are_named() -> None:
         grpo_loss(scores_of(logp, mask), old, advantage, weight, beta=0.1)
     with pytest.raises(ValueError, match=r"^epsilon_high: None, expected the cap of the ratio"):
         grpo_loss(scores_of(logp, mask), old, advantage, weight, loss_type="cispo")
+
+
+def test_a_scorer_that_gives_one_kl_has_that_one_measured() -> None:
+    logp, old, mask, advantage, _ = random_case(0)
+    scores = replace(scores_of(logp, mask, torch.ones_like(logp)), kl_forward=None)
+    sums = grpo_loss(scores, old, advantage, row_weights(mask.sum(-1), "dapo", 15), beta=0.1).sums
+    assert float(sums["kl"]) == float(mask.sum())
+    assert "kl_forward" not in sums

@@ -186,6 +186,14 @@ def test_the_speed_is_that_of_the_samples_trained_on(tmp_path: Path, monkeypatch
     assert [line["samples_per_second"] for line in read_metrics(tmp_path)] == [12.0]  # three times four in a second
 
 
+def test_other_entries_of_the_loss_may_be_numbers(tmp_path: Path) -> None:
+    policy = tiny_policy()
+    loss = policy.likelihood_loss
+    policy.likelihood_loss = lambda batch, **options: loss(batch, **options) | {"half": 0.5}  # type: ignore[method-assign]
+    Pretrainer(policy, DATA, dataclasses.replace(CONFIG, max_steps=1, log_steps=1), tmp_path).train()
+    assert read_metrics(tmp_path)[0]["half"] == 0.5
+
+
 def stop_after(pretrainer: Pretrainer, updates: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Train as if Ctrl-C came in the update of that number."""
     update = pretrainer._update

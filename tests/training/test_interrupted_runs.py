@@ -1,0 +1,100 @@
+"""Runs that a signal ends: during the last update too, with numbers of numpy, with conditions that are objects."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from discrete_grpo import GRPOConfig, GRPOTrainer
+from discrete_grpo.core.interrupt import Interrupted
+from discrete_grpo.training.offline import OfflineTrainer
+from tests.toys import share_of_class_two, tiny_policy
+from tests.training.test_offline import DATA, SMALL, letters_policy
+
+CONFIG = GRPOConfig(max_steps=3, num_generations=4, generation_batch_size=8, learning_rate=1e-2)
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """A condition that is an object."""
+
+    value: float
+
+
+class Stopping:
+    """A reward that asks for the end of the run in one of its calls."""
+
+    def __init__(self, call: int) -> None:
+        self.call, self.calls = call, 0
+
+    def __call__(self, samples: Sequence[Any], **columns: Any) -> list[float]:
+        self.calls += 1
+        if self.calls == self.call:
+            signal.raise_signal(signal.SIGTERM)
+        return share_of_class_two(samples)
+
+
+@pytest.mark.parametrize("call", [2, 3])
+def test_a_signal_ends_the_run_in_the_last_update_too(call: int, tmp_path: Path) -> None:
+    trainer = GRPOTrainer(tiny_policy(), Stopping(call), CONFIG, run=tmp_path)
+    with pytest.raises(Interrupted, match=rf"^stopped at update {call} of 3$"):
+        trainer.train()
+    resumed = GRPOTrainer(tiny_policy(), Stopping(0), CONFIG, run=tmp_path, resume=True)
+    assert resumed.step == call
+    assert len(resumed.train()) == 3 - call
+
+
+def test_a_signal_ends_off_line_training_in_its_last_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = OfflineTrainer(letters_policy(), DATA, SMALL, steps=2, run=tmp_path)
+    update = trainer.update
+
+    def stopped() -> dict[str, float]:
+        if trainer.step == 1:
+            signal.raise_signal(signal.SIGTERM)
+        return update()
+
+    monkeypatch.setattr(trainer, "update", stopped)
+    with pytest.raises(Interrupted, match=r"^stopped at off-line update 2 of 2$"):
+        trainer.train()
+
+
+def test_metrics_that_are_numbers_of_numpy_can_be_resumed(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"sample_metrics": lambda samples: {"size": np.mean([len(str(s)) for s in samples])}}
+    with pytest.raises(Interrupted):
+        GRPOTrainer(tiny_policy(), Stopping(2), CONFIG, run=tmp_path, **options).train()
+    resumed = GRPOTrainer(tiny_policy(), Stopping(0), CONFIG, run=tmp_path, resume=True, **options)
+    assert resumed.step == 2
+    resumed.train()
+
+
+def test_conditions_that_are_dataclasses_are_restored_between_two_updates_of_a_generation(tmp_path: Path) -> None:
+    config = dataclasses.replace(CONFIG, max_steps=4, num_iterations=2)
+    columns: list[dict[str, Any]] = [{"target": Target(1.0)}, {"target": [Target(2.0)]}]
+    part = GRPOTrainer(tiny_policy(), share_of_class_two, config, columns=columns, run=tmp_path)
+    part.update()
+    part.save()
+    resumed = GRPOTrainer(tiny_policy(), share_of_class_two, config, columns=columns, run=tmp_path, resume=True)
+    assert resumed.pending is not None
+    resumed.train()
+    whole = GRPOTrainer(tiny_policy(), share_of_class_two, config, columns=columns)
+    whole.train()
+    for a, b in zip(whole.module.parameters(), resumed.module.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("options", [{"num_iterations": 2}, {"steps_per_generation": 2}, {"replay_samples": 1}])
+def test_conditions_that_no_checkpoint_can_hold_are_refused_where_one_would(options: dict[str, Any], tmp_path: Path) -> None:
+    config = dataclasses.replace(CONFIG, **options)
+    columns: list[dict[str, Any]] = [{"target": 1}, {"target": np.zeros(2)}]
+    said = "columns: entry 1: 'target' is of type ndarray, expected numbers, texts, lists and mappings of them, or dataclasses"
+    with pytest.raises(ValueError, match=said):
+        GRPOTrainer(tiny_policy(), share_of_class_two, config, columns=columns, run=tmp_path)
+    GRPOTrainer(tiny_policy(), share_of_class_two, config, columns=columns)
+    GRPOTrainer(tiny_policy(), share_of_class_two, CONFIG, columns=columns, run=tmp_path)
