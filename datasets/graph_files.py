@@ -9,6 +9,7 @@ import gzip
 import io
 import json
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -91,7 +92,11 @@ def _text(path: Path, max_bytes: int) -> str:
 
 
 def _graphml(path: Path, max_bytes: int) -> Iterator[nx.Graph]:
-    return iter(nx.readwrite.graphml.GraphMLReader()(string=_text(path, max_bytes)))
+    reader = nx.readwrite.graphml.GraphMLReader()
+    for number, graph in enumerate(reader(string=_text(path, max_bytes))):
+        listed = reader.xml.findall(f"{{{reader.NS_GRAPHML}}}graph")[number].findall(f"{{{reader.NS_GRAPHML}}}node")
+        _check_once([node.get("id") for node in listed])
+        yield graph
 
 
 def _gml(path: Path, max_bytes: int) -> Iterator[nx.Graph]:
@@ -125,6 +130,8 @@ def _node_link(value: Any) -> nx.Graph:
     single = {"multigraph": False, **value}  # files of other programs lack this key
     graph = nx.node_link_graph(single, edges=key)
     listed = nx.node_link_graph({**single, key: []}, edges=key)
+    names = [node.get("id", k) for k, node in enumerate(value["nodes"])]
+    _check_once([tuple(name) if isinstance(name, list) else name for name in names])
     if not graph.is_multigraph() and len(value[key]) != graph.number_of_edges():
         raise ValueError("an edge stands twice, expected at most one between two nodes")
     stray = next((node for node in graph if node not in listed), None)
@@ -133,14 +140,21 @@ def _node_link(value: Any) -> nx.Graph:
     return graph
 
 
+def _check_once(names: Sequence[Any]) -> None:
+    """Raise ValueError if a node is listed again, whose attributes would replace those of the first."""
+    twice = next((name for name, count in Counter(names).items() if count > 1), None)
+    if twice is not None:
+        raise ValueError(f"a node stands twice, {twice!r}, expected each once")
+
+
 def _edge_list(path: Path, max_bytes: int, kind: type[nx.Graph] = nx.Graph) -> Iterator[nx.Graph]:
     block: list[str] = []
     for line in (*text_lines(path, max_bytes, argument="data"), ""):
         if line.strip():
             block.append(line)
         elif block:
-            if any(row.partition("#")[0].strip() for row in block):  # more than comments
-                yield _edges(block, kind)
+            if kept := [row for row in block if not row.lstrip().startswith("#")]:  # more than comments
+                yield _edges(kept, kind)
             block = []
 
 
@@ -150,7 +164,7 @@ def _arc_list(path: Path, max_bytes: int) -> Iterator[nx.DiGraph]:
 
 def _edges(lines: Sequence[str], kind: type[nx.Graph]) -> nx.Graph:
     """One graph of an edge list; a third column is the class, or a mapping of attributes."""
-    rows = [row for line in lines if (row := line.partition("#")[0].split(None, 2))]
+    rows = [line.split(None, 2) for line in lines]
     named = any(len(row) == 3 and not row[2].startswith("{") for row in rows)
     wrong = [row for row in rows if len(row) < 2 or (named and len(row[-1].split()) > 1)]
     if wrong:
@@ -164,7 +178,7 @@ def _edges(lines: Sequence[str], kind: type[nx.Graph]) -> nx.Graph:
         ends, said = (first, second) if kind is nx.DiGraph else tuple(sorted((first, second))), " ".join(rest).strip()
         if classes.setdefault(ends, said) != said:
             raise ValueError(f"{f'{first} {second} {said}'!r}, expected {classes[ends]!r} as on an earlier line of the same edge")
-    return nx.parse_edgelist(lines, create_using=kind, data=[("label", str)] if named else True)
+    return nx.parse_edgelist(lines, comments=None, create_using=kind, data=[("label", str)] if named else True)
 
 
 def _fraction(text: str) -> str | None:
@@ -254,5 +268,18 @@ def to_graphml(graphs: Iterable[nx.Graph]) -> bytes:
 
 
 def to_node_link(graphs: Iterable[nx.Graph]) -> bytes:
-    """The content of a JSON file with a list of graphs in node-link form."""
-    return (json.dumps([nx.node_link_data(graph, edges="edges") for graph in graphs]) + "\n").encode()
+    """The content of a JSON file with a list of graphs in node-link form.
+
+    Raises:
+        ValueError: for an attribute of nodes or edges with a name that this form uses itself.
+    """
+    return (json.dumps([_as_node_link(graph) for graph in graphs]) + "\n").encode()
+
+
+def _as_node_link(graph: nx.Graph) -> dict[str, Any]:
+    nodes, edges = (row for _, row in graph.nodes(data=True)), (row for *_, row in graph.edges(data=True))
+    for part, rows, own in (("node", nodes, ("id",)), ("edge", edges, ("source", "target"))):
+        if (name := next((name for row in rows for name in own if name in row), None)) is not None:
+            wanted = f"another name: JSON node-link files have {name} of their own (GraphML files do not)"
+            raise ValueError(f"{part}_attribute: {name!r}, expected {wanted}")
+    return dict(nx.node_link_data(graph, edges="edges"))

@@ -161,6 +161,7 @@ def _listed(
     if not networkx:
         from discrete_grpo.datasets import pyg_graphs  # which imports PyG
 
+        pyg_graphs.check_attributes(objects, node_attribute, edge_attribute)
         settings = (node_attribute, edge_attribute, directed is not None)
         read = [pyg_graphs.listed(graph, f"data: graph {k}", *settings) for k, graph in enumerate(objects)]
         return [_Listed(*part) for part in read], (node_attribute or "x", edge_attribute or "edge_attr"), directed

@@ -50,7 +50,7 @@ __all__ = [
     "with_measured",
 ]
 
-_CACHE_VERSION = "molecules 5"
+_CACHE_VERSION = "molecules 6"
 NUM_BOND_CLASSES = 4
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,13 +15,31 @@ from discrete_grpo.domains.named_graphs import ABSENT
 if TYPE_CHECKING:
     from torch_geometric.data import Data
 
-__all__ = ["is_directed", "listed"]
+__all__ = ["check_attributes", "is_directed", "listed"]
 
 
 def is_directed(data: Data) -> bool:
     """Whether an edge is listed in one direction only."""
     index = data.edge_index
     return index is not None and not is_undirected(index, num_nodes=data.num_nodes)
+
+
+def check_attributes(graphs: Sequence[Data], node_attribute: str | None, edge_attribute: str | None) -> None:
+    """Raise ValueError if some graphs have a usual attribute of classes and others do not; a graph without items needs none."""
+    for name, wanted, first in (("x", node_attribute, _first_node), ("edge_attr", edge_attribute, _first_edge)):
+        places = [(k, place, getattr(graph, name, None)) for k, graph in enumerate(graphs) if (place := first(graph))]
+        lacking = [f"data: graph {k}, {place} has no attribute {name!r}" for k, place, value in places if value is None]
+        if wanted is None and lacking and len(lacking) < len(places):
+            raise ValueError(f"{lacking[0]}, expected one at each")
+
+
+def _first_node(data: Data) -> str | None:
+    return "node 0" if data.num_nodes else None
+
+
+def _first_edge(data: Data) -> str | None:
+    index = data.edge_index
+    return None if index is None or not index.numel() else f"edge ({int(index[0, 0])}, {int(index[1, 0])})"
 
 
 def listed(

@@ -39,7 +39,7 @@ from discrete_grpo.domains.tokenizer import EOS, PAD, SMILES, Property, TokenBat
 
 __all__ = ["SmilesLines", "TokenDataset", "alphabet", "load_smiles", "parse_lines", "smiles_from_lines", "token_dataset"]
 
-_CACHE_VERSION = "smiles 5"
+_CACHE_VERSION = "smiles 6"
 _ONE_LINE = str.maketrans("\n\r\t", "   ")  # a quoted cell may hold line ends, which delimit lines in a cache
 
 

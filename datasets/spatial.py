@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import multiprocessing
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -21,12 +22,13 @@ from discrete_grpo.datasets.arrays import read_arrays
 from discrete_grpo.datasets.reading import array_lines, check_broken, content_key, from_cache, text_array, write_arrays
 from discrete_grpo.datasets.text_files import MAX_BYTES, suffix_of, text_lines
 from discrete_grpo.domains.conformers import DECIMALS, as_stored, embed
+from discrete_grpo.domains.molecules import parse_smiles
 from discrete_grpo.domains.spatial_files import perceive_bonds, read_record, sdf_records, xyz_frames
 from discrete_grpo.domains.spatial_molecules import SpatialMolecule, check_apart, to_mol
 
 __all__ = ["SpatialDataset", "SpatialStatistics", "conformers", "load_spatial", "spatial_statistics"]
 
-_CACHE_VERSION = "spatial 1"
+_CACHE_VERSION = "spatial 2"
 _CHUNK = 64
 """Number of SMILES that a process receives at once."""
 
@@ -106,10 +108,16 @@ def conformers(
     stored = None if cache is None else Path(cache) / f"{name}-{digest.hexdigest()[:32]}.npz"
 
     def make() -> SpatialDataset:
-        one = partial(embed, seed=seed, hydrogens=hydrogens, aromatic=aromatic)
+        one = partial(_embedded, seed=seed, hydrogens=hydrogens, aromatic=aromatic)
         return _collected(texts, _mapped(one, texts, jobs), name)
 
     return _cached(stored, make, name)
+
+
+def _embedded(text: str, **options: Any) -> SpatialMolecule | str:
+    """Return what ``embed`` does for a SMILES, a name after which is ignored."""
+    words = re.split(r"[ \t\r\n]+", text.strip(" \t\r\n"))
+    return "does not parse" if parse_smiles(words[0]) is None else embed(text, **options)
 
 
 def _mapped(one: Callable[[str], SpatialMolecule | str], texts: list[str], jobs: int) -> Iterator[SpatialMolecule | str]:

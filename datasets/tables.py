@@ -75,7 +75,7 @@ def find_layout(head: Sequence[str], *, table: bool, column: str | None, source:
         head: the first lines, up to ``HEAD`` of them.
         table: whether the suffix of the file means delimited cells (``.csv``, ``.tsv``); else the first word of each line is the
             molecule, unless the first line names a column of SMILES.
-        column: name of the column of SMILES (or its number from 1 where no column has that name); None finds it.
+        column: name of the column of SMILES (or its number from 1 where no header has that name); None finds it.
         source: beginning of error messages.
 
     Raises:
@@ -100,12 +100,15 @@ def find_layout(head: Sequence[str], *, table: bool, column: str | None, source:
 
 def _asked(tables: dict[str | None, Table], column: str, source: str) -> Layout:
     """Find the column that the caller names: by its exact name, its name in another case, or its number."""
+    if not isinstance(column, str):
+        raise ValueError(f"smiles_column: {column!r}, expected text: the name of a column, or its number such as '1'")
     if not column.strip():
         raise ValueError(f"smiles_column: {column!r}, expected the name of a column")
     rules: tuple[Callable[[str], str], ...] = (str, str.casefold)
     for rule in rules:
         wanted = rule(column.strip())
-        found = {d: [k for k, name in enumerate(rows[0]) if rule(name) == wanted] for d, rows in tables.items()}
+        named = {d: rows for d, rows in tables.items() if not wanted.isdecimal() or _has_header(rows)}  # else it is a value
+        found = {d: [k for k, name in enumerate(rows[0]) if rule(name) == wanted] for d, rows in named.items()}
         most = {d: k for d, k in found.items() if k}
         if most:
             if any(len(k) > 1 for k in most.values()):

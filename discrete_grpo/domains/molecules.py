@@ -275,8 +275,14 @@ def encoder(vocabulary: Vocabulary, bond_classes: int) -> Callable[[Sequence[str
 
 
 def parse_smiles(text: str) -> Chem.Mol | None:
-    """The sanitised molecule of a SMILES string, connected or not; None if it does not parse, is empty or holds blanks."""
-    if not text or any(c.isspace() for c in text):
+    r"""The sanitised molecule of a SMILES string, connected or not; None if it does not parse, is empty or holds blanks.
+
+    Text with other characters than printable ASCII is no molecule: RDKit drops those at the ends and parses the rest.
+
+    >>> parse_smiles("CCO").GetNumAtoms(), parse_smiles("CC\N{CYRILLIC CAPITAL LETTER O}"), parse_smiles("CC O")
+    (3, None, None)
+    """
+    if not text or not (text.isascii() and text.isprintable()) or " " in text:
         return None
     with BlockLogs():
         mol = Chem.MolFromSmiles(text)

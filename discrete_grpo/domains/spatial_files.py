@@ -157,9 +157,13 @@ def perceive_bonds(frame: Sequence[str], charge: int | None = None, *, aromatic:
     try:
         with BlockLogs():
             rdDetermineBonds.DetermineBonds(mol, charge=charge)
+            if mol.GetNumAtoms() == 1:  # whose charge is not set there
+                mol.GetAtomWithIdx(0).SetFormalCharge(charge)
             Chem.SanitizeMol(mol)
     except (ValueError, RuntimeError) as error:
         raise ValueError(f"charge: {charge}: no bonds that fit it; {' '.join(str(error).split())[:120]}") from None
+    if (total := Chem.GetFormalCharge(mol)) != charge:
+        raise ValueError(f"charge: {charge}: no bonds that fit it; RDKit finds a molecule of charge {total}")
     return from_mol(mol, aromatic=aromatic)
 
 

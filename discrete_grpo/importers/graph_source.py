@@ -121,6 +121,9 @@ class GraphSource:
         ``target_node_count`` moves all of them.
         """
         counts = self.buffers.get("node_count_prob")
+        if counts is not None and (counts.ndim == 0 or not bool(torch.isfinite(counts).all())):
+            told = "a single number" if counts.ndim == 0 else "NaN or infinity"
+            raise CheckpointError(f"path: {self.path} stores node_count_prob with {told}, expected a list of finite shares")
         if counts is None or not float(counts[1:].sum()) > 0:
             return Fact(self.data.node_counts, self.data_origin)
         shares = torch.cat([torch.zeros(1, dtype=torch.float64), counts.flatten()[1:].double()])
@@ -278,8 +281,17 @@ def _stored_data(stored: Mapping[str, Any], path: object) -> TrainingData:
     fields = {"name": name, "node_counts": lists["n_nodes"], "node_marginal": lists["node_types"]}
     fields |= {"edge_marginal": lists["edge_types"], "atoms": atoms}
     if isinstance(lists.get("atom_weights"), Mapping) and lists.get("max_weight"):
-        fields |= {"weights": list(lists["atom_weights"].values())[:classes], "max_weight": float(lists["max_weight"])}
+        heaviest = _one_number(lists["max_weight"], "max_weight", path)
+        fields |= {"weights": list(lists["atom_weights"].values())[:classes], "max_weight": heaviest}
     return data_from(fields, path)
+
+
+def _one_number(value: Any, name: str, path: object) -> float:
+    """Return a number of ``dataset_infos``, also from a list that holds nothing else."""
+    found = value[0] if isinstance(value, list | tuple) and len(value) == 1 else value
+    if isinstance(found, bool) or not isinstance(found, int | float) or not 0 < found < math.inf:
+        raise ValueError(f"{path}: dataset_infos.{name} is {brief(value)}, expected one positive number")
+    return float(found)
 
 
 def _widths(inputs: tuple[int, ...], states: tuple[int, int], time_width: int) -> tuple[Features, int, bool] | None:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from discrete_grpo.domains.molecules import canonical_samples
 from discrete_grpo.domains.tokenizer import SMILES, Property, Tokenizer
+from discrete_grpo.importers.settings import brief
 from discrete_grpo.importers.tensors import check_tensors, read_json, read_pickle, read_safetensors, select_rows
 from discrete_grpo.models.gpt import GPT, GPTConfig
 from discrete_grpo.policies.tokens import TokenPolicy
@@ -152,12 +153,17 @@ def _sizes(found: Any, num_tokens: int, heads: int, properties: Sequence[str], p
     """Return the tensors without the stored causal masks, and the sizes, after a check of all shapes."""
     if not isinstance(found, Mapping):
         raise CheckpointError(f"path: {path} holds {type(found).__name__}, expected a state_dict")
+    if (odd := next((name for name in found if not isinstance(name, str)), None)) is not None:
+        raise CheckpointError(f"path: {path} has the key {brief(odd)}, expected a state_dict with names of tensors")
     found = {name: t for name, t in found.items() if not MASK_BUFFER.fullmatch(name)}
     if any(name.startswith("lstm.") for name in found):
         raise CheckpointError(f"path: {path} is conditioned on scaffolds through an LSTM, expected no scaffold condition")
     shapes = {name: tuple(t.shape) for name, t in found.items() if isinstance(t, Tensor)}
-    width = shapes.get("tok_emb.weight", (0, 0))[-1]
-    block = shapes.get("pos_emb", (1, 0, 0))[1] if len(shapes.get("pos_emb", ())) == 3 else 0
+    for name, ndim in (("tok_emb.weight", 2), ("pos_emb", 3), ("prop_nn.weight", 2)):  # which tell the sizes
+        if len(shape := shapes.get(name, (0,) * ndim)) != ndim:
+            raise CheckpointError(f"path: {path} does not fit: {name} {shape}, expected a tensor of {ndim} dimensions")
+    width = shapes.get("tok_emb.weight", (0, 0))[1]
+    block = shapes.get("pos_emb", (1, 0, 0))[1]
     layers = 1 + max((int(name.split(".")[1]) for name in shapes if re.match(r"blocks\.\d+\.", name)), default=-1)
     if not (width and block > 1 and layers):
         raise CheckpointError(f"path: {path} has no tok_emb.weight, pos_emb or blocks, expected the tensors of MolGPT")

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from discrete_grpo.domains.molecules import canonical_samples
 from discrete_grpo.domains.tokenizer import Tokenizer
+from discrete_grpo.importers.settings import brief
 from discrete_grpo.importers.tensors import Inert, check_tensors, read_json, read_pickle, read_safetensors, select_rows
 from discrete_grpo.models.recurrent import Recurrent, RecurrentConfig
 from discrete_grpo.policies.tokens import TokenPolicy
@@ -96,8 +97,10 @@ def _tokens(vocabulary: Any, path: object) -> dict[str, int]:
     return tokens
 
 
-def _config(params: Mapping[str, Any], num_tokens: int, path: object) -> RecurrentConfig:
+def _config(params: Any, num_tokens: int, path: object) -> RecurrentConfig:
     """Return the sizes in ``network_params``, with the defaults of REINVENT and without dropout."""
+    if not isinstance(params, Mapping):
+        raise CheckpointError(f"network_params: {brief(params)} in {path}, expected names and their values")
     try:
         return RecurrentConfig(
             num_tokens=num_tokens + 2,  # PAD and MASK are added

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from discrete_grpo.core.checks import check_whole
+from discrete_grpo.core.checks import check_range, check_whole
 from discrete_grpo.importers.lightning import plain
 from discrete_grpo.runs.checkpoint import CheckpointError
 
@@ -58,8 +58,10 @@ class Settings:
 
         Raises:
             CheckpointError: if what is stored is no finite number.
+            ValueError: naming the option ``name``, if what is given is none.
         """
         if given is not None:
+            check_range(name, given)
             return Fact(given, "option")
         stored = self.get(group, name)
         if stored is None:

@@ -16,6 +16,7 @@ from torch_geometric.data import Data
 from discrete_grpo.datasets.graph_files import read_graph_objects, to_graphml, to_node_link
 from discrete_grpo.datasets.own_digraphs import own_digraphs
 from discrete_grpo.datasets.own_graphs import OwnGraphs, labelled_splits, own_graphs
+from discrete_grpo.datasets.values import file_of_values
 from discrete_grpo.domains.named_graphs import Labels, batch_to_lines, lines_to_batch
 from tests.labelled_sets import COLOURS, KINDS, as_data, coloured, relabelled, write_all
 
@@ -140,6 +141,8 @@ LOOP = Data(x=torch.zeros(2, 1, dtype=torch.long), edge_index=torch.tensor([[0, 
 TWO = Data(edge_index=torch.tensor([[0, 1], [1, 0]]), edge_attr=torch.tensor([1, 2]), num_nodes=2)
 REAL = Data(x=torch.rand(2, 3), edge_index=torch.tensor([[0, 1], [1, 0]]))
 BOTH = as_data(GRAPHS[0], False)
+LOOPLESS = Data(x=torch.zeros(2, 1, dtype=torch.long), edge_index=torch.tensor([[0, 1], [1, 0]]))
+ONE = Data(x=torch.zeros(1, 1, dtype=torch.long), edge_index=torch.zeros(2, 0, dtype=torch.long))
 
 
 @pytest.mark.parametrize(
@@ -155,6 +158,8 @@ BOTH = as_data(GRAPHS[0], False)
         ([nx.MultiGraph(GRAPHS[0])], {}, "data: graph 0 is a multigraph"),
         (GRAPHS, {"node_attribute": "color"}, "node_attribute: 'color', expected one of colour"),
         (GRAPHS, {"edge_attribute": "weight"}, "edge_attribute: 'weight', expected one of kind"),
+        ([BOTH, TWO], {}, "data: graph 1, node 0 has no attribute 'x', expected one at each"),
+        ([LOOPLESS, BOTH, ONE], {}, r"data: graph 0, edge \(0, 1\) has no attribute 'edge_attr', expected one at each"),
         ([BOTH], {"node_attribute": "z"}, "node_attribute: 'z', expected one of edge_attr, edge_index, x"),
         (changed(lambda g: g.nodes[0].pop("colour")), {}, "data: graph 1, node 0 has no attribute 'colour'"),
         (
@@ -216,6 +221,9 @@ def test_at_most_256_classes() -> None:
             "an edge stands twice, expected at most one between two nodes",
         ),
         ("set.edgelist", b"0 1 red\n1 0 blue\n", "'1 0 blue', expected 'red' as on an earlier line of the same edge"),
+        ("set.json", b'{"nodes": [{"id": 0, "c": 1}, {"id": 0, "c": 2}], "edges": []}', "a node stands twice, 0, expected each"),
+        ("set.graphml", to_graphml(GRAPHS[:2]).replace(b'<node id="1"', b'<node id="0"'), "a node stands twice, '0', expected"),
+        ("set.edgelist", b"a b # c\n", "'a b # c', expected two nodes, and a class or nothing"),
         ("set.edgelist", b"0\n", "expected two nodes"),
         ("set.edgelist", b"0 1 1.0\n1 2 0.25\n", "'1 2 0.25' has 0.25 as its class, expected a whole number or text"),
         ("set.edgelist", b"a b\na b c d\n", r"data: '.*set.edgelist' cannot be read as edgelist: 'a b c d', expected two nodes"),
@@ -302,6 +310,26 @@ def test_comments_alone_are_no_graph(tmp_path: Path) -> None:
     path = tmp_path / "g.edgelist"
     path.write_text("# exported by a tool\n\n0 1\n1 2\n\n# the second\n1 2\n2 3\n")
     assert own_graphs(path).graphs.sizes.tolist() == [3, 3]
+
+
+def test_a_number_sign_within_a_line_is_part_of_a_class(tmp_path: Path) -> None:
+    path = tmp_path / "g.edgelist"
+    path.write_text("# colours\na b #ff0000\n  # more\nb c #00ff00\n")
+    assert own_graphs(path).labels.edges == ("no edge", "#00ff00", "#ff0000")
+
+
+def test_edges_need_no_attribute_where_there_are_none() -> None:
+    assert own_graphs([BOTH, ONE]).sizes.tolist() == [len(GRAPHS[0]), 1]
+    assert own_graphs([LOOPLESS, ONE]).labels.edges == ("no edge", "1")
+
+
+@pytest.mark.parametrize(("part", "name"), [("node", "id"), ("edge", "source"), ("edge", "target")])
+def test_names_of_node_link_data_are_no_attributes(part: str, name: str) -> None:
+    graph = nx.path_graph(2)
+    (nx.set_node_attributes if part == "node" else nx.set_edge_attributes)(graph, "red", name)
+    with pytest.raises(ValueError, match=f"^{part}_attribute: '{name}', expected another name: ") as caught:
+        file_of_values("graphs", [graph])
+    assert "\n" not in str(caught.value)
 
 
 def test_node_link_data_of_other_programs_need_not_say_that_edges_are_single(tmp_path: Path) -> None:

@@ -118,6 +118,21 @@ def test_the_column_can_be_named(tmp_path: Path) -> None:
     assert read_smiles(spaced, smiles_column="ligand").smiles == ("CCO", "CN")
 
 
+def test_a_number_is_that_of_a_column_unless_a_header_has_it(tmp_path: Path) -> None:
+    bare = write(tmp_path / "a.csv", "2,CCO,5.1\n3,CN,6.2\n")
+    assert read_smiles(bare, smiles_column="2").smiles == ("CCO", "CN")  # 2 is also a value of the first column
+    headed = write(tmp_path / "b.csv", "0,1\nCCO,5.1\nCN,6.2\n")
+    assert read_smiles(headed, smiles_column="0").smiles == ("CCO", "CN")
+    with pytest.raises((ValueError, TypeError), match="smiles_column"):  # TypeError: the beartype run
+        read_smiles(bare, smiles_column=2)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("read", READERS)
+def test_text_outside_ascii_is_a_broken_line(read: Callable[..., Any], tmp_path: Path) -> None:
+    path = write(tmp_path / "a.smi", "CCO\nCC\u041e\nCN name \u00e9\nC\x00\n")
+    assert read(path, max_broken=0.5) == ("CCO", "CN")
+
+
 def test_a_first_line_that_is_no_molecule_of_a_plain_list_is_told(tmp_path: Path) -> None:
     found = read_smiles(write(tmp_path / "a.csv", "CFC\nCCO\nCN\n"), max_broken=0.5)
     assert (found.smiles, found.broken) == (("CCO", "CN"), ((1, "CFC"),))

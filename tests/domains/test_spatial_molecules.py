@@ -232,6 +232,18 @@ def test_an_xyz_file_has_frames() -> None:
     assert [smiles_of(m) for m in from_xyz(bare, charge=-1)] == ["CC(=O)[O-]"]
 
 
+@pytest.mark.parametrize(("symbol", "charge"), [("F", -1), ("Na", 1), ("Ne", 0)])
+def test_one_atom_keeps_its_charge(symbol: str, charge: int) -> None:
+    ion = SpatialMolecule((symbol,), (charge,), (), ((0.0, 0.0, 0.0),))
+    assert from_xyz(to_xyz([ion])) == [ion]
+
+
+def test_the_charge_of_the_molecule_is_the_given_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rdkit.Chem.rdDetermineBonds.DetermineBonds", lambda mol, charge: mol.AddBond(0, 1, Chem.BondType.SINGLE))
+    with pytest.raises(ValueError, match="xyz: frame 1: charge: 1: no bonds that fit it; RDKit finds a molecule of charge 0"):
+        from_xyz("2\n\nH 0 0 0\nH 0 0 0.74\n", charge=1)
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

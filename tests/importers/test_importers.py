@@ -105,6 +105,9 @@ def test_molgpt_texts_that_begin_otherwise_are_refused(tmp_path: Path) -> None:
         (lambda s: s.update({"blocks.0.mlp.0.weight": torch.zeros(3, 3)}), r"mlp\.0\.weight \(3, 3\) for \(64, 16\)"),
         (lambda s: s.update({"lstm.weight_ih_l0": torch.zeros(2)}), "conditioned on scaffolds"),
         (lambda s: s.clear(), "expected the tensors of MolGPT"),
+        (lambda s: s.update({3: torch.zeros(2)}), "has the key 3, expected a state_dict with names of tensors"),
+        (lambda s: s.update({"tok_emb.weight": torch.tensor(1.0)}), r"tok_emb\.weight \(\), expected a tensor of 2 dimensions"),
+        (lambda s: s.update({"prop_nn.weight": torch.zeros(2)}), r"prop_nn\.weight \(2,\), expected a tensor of 2 dimensions"),
         (lambda s: s.update({"tok_emb.weight": torch.zeros(99, 16)}), r"tok_emb\.weight \(99, 16\) for \(13, 16\)"),
     ],
 )

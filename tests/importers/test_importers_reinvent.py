@@ -215,6 +215,7 @@ def test_stand_ins_are_forgotten_afterwards(tmp_path: Path, reinvent: Any) -> No
         ({"vocabulary": REINVENT | {"F": 12}}, r"_embedding\.weight \(12, 5\) for \(13, 5\)"),
         ({"max_sequence_length": None}, "max_sequence_length: None in "),
         ({"network_params": PARAMS | {"cell_type": "rnn"}}, "cell: 'rnn', expected one of gru, lstm"),
+        ({"network_params": [3, 512]}, r"network_params: \[3, 512\] in .*, expected names and their values"),
         ({"network_params": PARAMS | {"num_layers": 3}}, r"_rnn\.weight_ih_l2 missing"),
         ({"network_params": PARAMS | {"num_layers": 1}}, r"_rnn\.weight_ih_l1 unexpected"),
     ],

@@ -15,8 +15,9 @@ import torch
 from discrete_grpo import GRPOConfig, GRPOTrainer
 from discrete_grpo.core.interrupt import Interrupted
 from discrete_grpo.training.offline import OfflineTrainer
+from tests.letters import letters_policy
 from tests.toys import share_of_class_two, tiny_policy
-from tests.training.test_offline import DATA, SMALL, letters_policy
+from tests.training.test_offline import DATA, SMALL
 
 CONFIG = GRPOConfig(max_steps=3, num_generations=4, generation_batch_size=8, learning_rate=1e-2)
 
