@@ -25,6 +25,21 @@ def numbers(samples: list[Any], **columns: Any) -> list[Any]:
     return list(samples)
 
 
+def forks_and_returns(samples: list[str], **columns: Any) -> list[float]:
+    """Forks a process that comes back from the call, as if it were the worker, by an error at ``b``."""
+    if samples == ["b"] and os.fork() == 0:
+        time.sleep(0.2)
+        raise ValueError("of the child")
+    return [float(ord(s)) for s in samples]
+
+
+def moves(samples: list[str], **columns: Any) -> list[float]:
+    """Reads a file of the working folder, and leaves the folder."""
+    found = float(Path("table.txt").read_text())
+    os.chdir("/")
+    return [found] * len(samples)
+
+
 def slow_first(samples: list[float], **columns: Any) -> list[float]:
     """Sleeps as long as each sample says."""
     for seconds in samples:

@@ -255,6 +255,17 @@ def _folder() -> Path | None:
         return None
 
 
+def _called(reward: Reward, samples: Sequence[Any], columns: Mapping[str, Sequence[Any]]) -> Any:
+    """Call a reward. A process that it forks ends here if it comes back from the call, as it would go on as a second run."""
+    own = os.getpid()
+    try:
+        values = reward(list(samples), **columns)
+        return _awaited(values) if inspect.isawaitable(values) else values
+    finally:
+        if os.getpid() != own:
+            os._exit(1)
+
+
 def score_one(
     reward: Reward, samples: Sequence[Any], columns: Mapping[str, Sequence[Any]] | None = None, *, name: str | None = None
 ) -> Float[Tensor, " batch"]:
@@ -271,9 +282,7 @@ def score_one(
     name = name or reward_name(reward)
     with watched() as interrupt, _same_folder():
         try:
-            values = reward(list(samples), **(columns or {}))
-            if inspect.isawaitable(values):
-                values = _awaited(values)
+            values = _called(reward, samples, columns or {})
             values = _values(values, name, len(samples))
         except RewardError as error:
             text = str(error)

@@ -17,7 +17,7 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -71,9 +71,10 @@ def load_reward(payload: bytes) -> Callable[..., Any]:
 def answer(reward: Callable[..., Any], samples: Sequence[Any], columns: Mapping[str, Sequence[Any]]) -> Answers | str:
     """Return a value or a reason per sample; one reason (text) if the whole call failed."""
     try:
-        found = reward(list(samples), **columns)
-        if inspect.isawaitable(found):
-            found = asyncio.run(_wait(found))
+        with _same_folder():
+            found = reward(list(samples), **columns)
+            if inspect.isawaitable(found):
+                found = asyncio.run(_wait(found))
         if isinstance(found, str | bytes | bytearray | memoryview | Mapping | Set) or not hasattr(found, "__len__"):
             return f"returned a {type(found).__name__}, expected one number per sample"
         values = list(found)
@@ -88,6 +89,20 @@ def answer(reward: Callable[..., Any], samples: Sequence[Any], columns: Mapping[
     take = getattr(reward, "take_failures", None)
     failed = [(failure.sample, failure.reason) for failure in take()] if take is not None else []
     return [_checked(value, sample, failed) for value, sample in zip(values, samples, strict=True)]
+
+
+@contextlib.contextmanager
+def _same_folder() -> Iterator[None]:
+    """As in :mod:`discrete_grpo.core.scoring`, which a worker does not import: go back to the folder that a reward has left."""
+    with contextlib.ExitStack() as back:
+        with contextlib.suppress(OSError):  # the folder was removed
+            back.callback(_go, os.getcwd())  # noqa: PTH109
+        yield
+
+
+def _go(folder: str) -> None:
+    with contextlib.suppress(OSError):
+        os.chdir(folder)
 
 
 async def _wait(values: Any) -> Any:
@@ -150,6 +165,7 @@ def _end_with_parent(connection: Connection) -> None:
 
 def main() -> None:
     """Serve until the pool hangs up."""
+    own = os.getpid()
     connection = Connection(int(sys.argv[1]))
     signal.signal(signal.SIGTERM, _end)
     sys.path[:], payload = pickle.loads(connection.recv_bytes())  # from the parent process
@@ -164,7 +180,12 @@ def main() -> None:
         try:
             while True:
                 samples, columns = connection.recv()
-                connection.send(("done", answer(reward, samples, columns)))
+                try:
+                    found = answer(reward, samples, columns)
+                finally:
+                    if os.getpid() != own:  # a process that the reward forked came back from it
+                        os._exit(1)
+                connection.send(("done", found))
         finally:
             getattr(reward, "close", lambda: None)()
             signal.signal(signal.SIGTERM, signal.SIG_DFL)  # an exception while Python ends would be printed

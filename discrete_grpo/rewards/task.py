@@ -99,9 +99,17 @@ class Task:
         parsed = _PARSERS[self.kind](samples)
         return [0.0 if one is None else self._scored(one, sample) for one, sample in zip(parsed, samples, strict=True)]
 
+    def _given(self, parsed: Any) -> Any:
+        """What ``score`` is called with: a copy of a molecule, which others share, unless ``score`` is of this package."""
+        if self.kind != "molecules" or str(getattr(self.score, "__module__", "")).startswith(f"{OWN}."):
+            return parsed
+        from rdkit import Chem
+
+        return Chem.Mol(parsed)
+
     def _scored(self, parsed: Any, sample: Any) -> Any:
         try:
-            value = self.score(parsed)
+            value = self.score(self._given(parsed))
             return value if value is None or isinstance(value, str) else float(value)  # whoever counts scores refuses a text
         except Exception as error:
             from discrete_grpo.core.scoring import RewardError, shown_value  # imports torch

@@ -97,13 +97,14 @@ def _case(
     device = next(module.parameters()).device
     tested = cast(Policy, module)
     whole = whole_space(space)
+    kept = copy.deepcopy(contexts)  # so that a policy that takes columns out of those it is given is noticed
     try:
         drawn = tested.sample(contexts, generator=torch.Generator(device).manual_seed(seed))
     except Exception as error:  # no law can be measured
         raise ValueError(f"sample: raised {type(error).__name__}: {' '.join(str(error).split())}") from error
     check_returned(tested, drawn)
     whole = None if whole is None else whole.to(device)
-    return Case(tested, contexts, drawn, whole, seed=seed, no_sites=why_no_sites(tested, drawn), **given)
+    return Case(tested, kept, drawn, whole, seed=seed, no_sites=why_no_sites(tested, drawn), **given)
 
 
 def check_policy(

@@ -361,3 +361,22 @@ def test_no_reward_at_all_is_refused() -> None:
 def test_a_number_of_failures_is_a_whole_one() -> None:
     with pytest.raises(ValueError, match=r"max_failures: 2\.5, expected a whole number, at least 1 or None"):
         Failures("reward", 2.5)  # type: ignore[arg-type]
+
+
+def test_a_process_that_a_reward_forks_ends_where_the_run_would_go_on(tmp_path: Path) -> None:
+    def forks(samples: list[str], **columns: Any) -> list[float]:
+        if (child := os.fork()) == 0:
+            raise SystemExit(0)
+        os.waitpid(child, 0)
+        return [1.0] * len(samples)
+
+    own, seen = os.getpid(), tmp_path / "seen"
+    try:
+        assert score_one(forks, ["a"]).tolist() == [1.0]
+    except RewardError:
+        if os.getpid() == own:
+            raise
+    if os.getpid() != own:  # the child, which would go on with the other tests
+        seen.touch()
+        os._exit(0)
+    assert not seen.exists()

@@ -7,13 +7,16 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+import pytest
 import torch
 
 from discrete_grpo.domains.graphs import GraphBatch
 from discrete_grpo.rewards import pool_worker
+from discrete_grpo.rewards.conditions import HitsProperty
 from discrete_grpo.rewards.pool import RewardPool
 from discrete_grpo.rewards.pool_backends import _dumps
 from tests import pool_rewards
@@ -50,3 +53,28 @@ def test_tensors_are_sent_by_value() -> None:
     whole = len(_dumps(batch))
     assert len(_dumps(rows)) < whole / 4  # and not the batch with each of its rows
     assert all(torch.equal(a.edges, b.edges) for a, b in zip(pickle.loads(_dumps(rows)), rows, strict=True))
+
+
+def test_a_process_that_a_reward_forks_does_not_serve_in_its_place() -> None:
+    letters = list("abcdefgh")
+    with RewardPool(pool_rewards.forks_and_returns, workers=1, retries=0) as pool:
+        for _ in range(2):
+            assert pool(letters) == [float(ord(s)) for s in letters]
+            time.sleep(0.3)  # the child is back meanwhile
+        assert pool.take_failures() == []
+
+
+def test_the_working_folder_is_that_of_the_start_in_every_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "table.txt").write_text("5")
+    with RewardPool(pool_rewards.moves, workers=1, retries=0) as pool:
+        assert pool(["a", "b", "c"]) == [5.0, 5.0, 5.0]
+
+
+def test_a_reward_that_was_used_can_be_sent() -> None:
+    reward = HitsProperty("TPSA", scale=10.0)
+    assert reward.name == "hits_TPSA"
+    first = reward(["CCO"], TPSA=[30.0])
+    again = pickle.loads(pickle.dumps(reward))
+    assert again == reward
+    assert again(["CCO"], TPSA=[30.0]) == first

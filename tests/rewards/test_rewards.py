@@ -12,6 +12,7 @@ from rdkit.Chem import QED, Crippen, Descriptors
 
 from discrete_grpo.core.reward_arguments import reward_name
 from discrete_grpo.core.scoring import RewardError, score_samples
+from discrete_grpo.domains.molecules import parse
 from discrete_grpo.rewards.combine import WeightedSum
 from discrete_grpo.rewards.molecules import (
     InRange,
@@ -233,3 +234,15 @@ def test_a_text_in_place_of_a_list_is_refused(reward: Any) -> None:
 def test_ends_of_a_range_are_numbers(low: Any, high: Any, said: str) -> None:
     with pytest.raises(ValueError, match=f"{said}, expected a number"):
         InRange(qed, low, high)
+
+
+def test_a_function_that_changes_its_molecule_leaves_other_scores_as_they_are() -> None:
+    @molecule_reward
+    def kekulized(mol: Chem.Mol) -> float:
+        Chem.Kekulize(mol, clearAromaticFlags=True)
+        return 1.0
+
+    assert kekulized(["c1ccncc1CO"]) == [1.0]
+    shared = parse("c1ccncc1CO")
+    assert shared is not None
+    assert shared.GetAtomWithIdx(0).GetIsAromatic()

@@ -186,3 +186,18 @@ def test_reading_the_tasks_loads_neither_torch_nor_rdkit() -> None:
     code = "import sys, discrete_grpo.rewards.guacamol; print({'torch', 'rdkit', 'numpy', 'networkx'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
+
+
+def test_a_score_that_changes_its_molecule_leaves_other_scores_as_they_are() -> None:
+    from rdkit import Chem
+
+    from discrete_grpo.domains.molecules import parse
+
+    def kekulized(mol: Any) -> float:
+        Chem.Kekulize(mol, clearAromaticFlags=True)
+        return 1.0
+
+    assert Task("kekulized", "toy", "1", "here", kekulized)(["c1ccncc1CN"]) == [1.0]
+    shared = parse("c1ccncc1CN")
+    assert shared is not None
+    assert shared.GetAtomWithIdx(0).GetIsAromatic()

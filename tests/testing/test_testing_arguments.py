@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from torch import nn
 
-from discrete_grpo.core.rollout import Context
+from discrete_grpo.core.rollout import Context, Rollout
 from discrete_grpo.testing import LAWS, Report, Row, check_policy
 from discrete_grpo.training.config import GRPOConfig
 from tests import broken_policies as twins
+from tests.letters import letters_policy
 from tests.testing.parts import WORDS, check_words, row
 
 # ---------------------------------------------------------------- the report and the arguments
@@ -159,3 +160,19 @@ def test_learning_is_not_judged_by_a_reward_that_cannot_show_it(score: Callable[
     report = check_words(twins.ReversedGradient(), skip=only, reward=lambda samples, **columns: [score(s) for s in samples])
     assert row(report, "learning").outcome == "skipped"
     assert row(report, "learning").note == note
+
+
+def test_a_policy_that_takes_columns_out_of_its_contexts_is_noticed() -> None:
+    policy: Any = letters_policy()
+    draw = policy.sample
+
+    def takes(contexts: Sequence[Context], **options: Any) -> Rollout:
+        for context in contexts:
+            cast(dict[str, Any], context.columns).pop("wanted", None)
+        found: Rollout = draw(contexts, **options)
+        return found
+
+    given = [Context(k // 2, {"wanted": k // 2}) for k in range(4)]
+    policy.sample = takes
+    report = check_policy(policy, given, skip=tuple(LAWS.keys() - {"contexts"}))
+    assert report.failed == ("contexts",), str(report)
