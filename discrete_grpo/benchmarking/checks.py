@@ -207,14 +207,14 @@ def check_policy_fits(name: str, loaded: Any, methods: Sequence[Method], tasks: 
     from discrete_grpo.core.rollout import is_replayable
 
     kind = policy_kind(loaded.policy)
+    told = f"a {kind} policy" if kind != "other" else f"a {type(loaded.policy).__name__}"
     for method in methods:
         if method.families and kind not in method.families:
-            told = f"a {kind} policy" if kind != "other" else f"a {type(loaded.policy).__name__}"
             wanted = f"expected a policy of {' or '.join(method.families)} for method {method.name}"
             raise ValueError(f"policy: {name} is {told}, {wanted}")
         if method.settings.get("passes") and method.name in METHODS and not is_replayable(loaded.policy):
             wanted = f"expected one with a method rollout_of for method {method.name}, which learns from remembered samples"
-            raise ValueError(f"policy: {name} is a {kind} policy and learns from its own draws alone, {wanted}")
+            raise ValueError(f"policy: {name} is {told} and learns from its own draws alone, {wanted}")
     elements = policy_elements(loaded)
     for task in tasks:
         if loaded.family.name not in (task.kind, "samples"):

@@ -85,9 +85,11 @@ def check_other_rows(folder: Path, jobs: Sequence[Job]) -> None:
     """Compare the rows that the folder holds beside those of the jobs: one table has one budget, version and policy.
 
     Raises:
-        ValueError: for a row of another budget, version or policy, or of one of the methods with other settings.
+        ValueError: for a row of another budget, version or policy, of one of the methods with other settings, or of one of the
+            tasks with another definition.
     """
     asked, by_method = {job.folder for job in jobs}, {job.method.name: _flat(job.conditions) for job in jobs}
+    by_task = {(job.suite, job.task.name): _of_task(_flat(job.conditions)) for job in jobs}
     common = {name: job.conditions[name] for job in jobs for name in COMMON if name in job.conditions}
     for path in sorted(folder.glob(f"jobs/*/*/*/*/{ROW}")):
         row = None if path.parent in asked else read_json(path)
@@ -100,6 +102,13 @@ def check_other_rows(folder: Path, jobs: Sequence[Job]) -> None:
             names = {name for name in COMMON if name in before and name in now}
         label = f"{row['task']}, {row['method']}, seed {row['seed']}"
         _refuse_changes(label, path.parent, *({name: one.get(name) for name in sorted(names)} for one in (before, now)))
+        if (task := by_task.get((row["suite"], row["task"]))) is not None:
+            own = {name: task[name] for name in ADDED_LATER if name in task} | _of_task(before)
+            _refuse_changes(label, path.parent, own, task)
+
+
+def _of_task(conditions: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in conditions.items() if name.startswith("task_")}
 
 
 def _refuse_changes(label: str, folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, get_args
@@ -17,6 +18,8 @@ __all__ = ["Method", "as_method"]
 
 FAMILIES = ("tokens", "graph", "masked text")
 KINDS: tuple[Kind, ...] = get_args(Kind)
+NEVER_RUN = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+"""Kinds of functions whose call runs nothing."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,8 @@ class Method:
         check_function(
             "methods", self.run, "(task, policy, ledger, seed)" + "".join(f", {key}" for key in self.settings), 4, **self.settings
         )
+        if any(is_kind(called) for is_kind in NEVER_RUN for called in (self.run, getattr(self.run, "__call__", None))):  # noqa: B004
+            raise ValueError(f"methods: {self.name} is a generator or a coroutine, expected a function that runs when it is called")
         check_whole("least_budget", self.least_budget, least=1)
         for key, known in {"families": FAMILIES, "kinds": KINDS}.items():
             given = getattr(self, key)

@@ -102,6 +102,29 @@ def _names_argument(error: Exception) -> bool:
 
 
 @contextmanager
+def _stopped_by_sigterm() -> Iterator[None]:
+    """Make SIGTERM end the block as Ctrl-C does; processes that the block forks end at once."""
+    import signal
+    import threading
+
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+    own = os.getpid()
+
+    def stop(number: int, frame: object) -> None:
+        if os.getpid() != own:
+            os._exit(128 + number)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@contextmanager
 def _readable_warnings() -> Iterator[None]:
     """Remove control characters from warnings inside the block, and print those of this program as one line."""
     before, own = warnings.formatwarning, Path(__file__).parents[2]
@@ -126,8 +149,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: the words after the program's name; None takes those of the process.
 
     Returns:
-        0 on success, 2 for bad input or a failed reward, 130 if it was stopped by Ctrl-C, 141 if the reader of its output
-        closed it.
+        0 on success, 2 for bad input or a failed reward, 130 if it was stopped by Ctrl-C or SIGTERM, 141 if the reader of its
+        output closed it.
     """
     # oneDNN keeps the code it compiled for each of the last 1,024 shapes; for texts of all lengths in bfloat16 that is many GB.
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
@@ -135,7 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     debug = "--debug" in given
     given = [a for a in given if a != "--debug"]
     try:
-        with _readable_warnings():
+        with _stopped_by_sigterm(), _readable_warnings():
             _dispatch(given)
             sys.stdout.flush()  # here and not at the exit, where an error could not be reported
     except (Interrupted, KeyboardInterrupt) as stopped:

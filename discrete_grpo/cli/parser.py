@@ -186,7 +186,7 @@ def _pairs(words: Sequence[str], check: Callable[[str], None]) -> Iterator[tuple
 
 def _reward_option(before: Any, names: _Names, name: str, text: str) -> Any:
     """The reward after ``--reward=``, ``--reward+=`` or ``--reward.ARGUMENT=``."""
-    value = loaded(text, "reward")
+    value = _argument(text) if name.startswith("reward.") else loaded(text, "reward")
     if name == "reward":
         return "" if value is None else value
     before = names.defaults["reward"] if before is None else before
@@ -194,6 +194,16 @@ def _reward_option(before: Any, names: _Names, name: str, text: str) -> Any:
         added = value if isinstance(value, list) else [value]
         return [*(before if isinstance(before, list) else [before]), *added]
     return with_argument(before, name.removeprefix("reward.").removesuffix("+"), value)
+
+
+def _argument(text: str) -> Any:
+    """The value of an argument of a reward: YAML, but text that is none, such as a SMILES, is as it stands, ``#`` included."""
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
+    quoted = text.lstrip().startswith(("'", '"', "|", ">"))
+    return text.strip() if isinstance(value, str) and not quoted else value
 
 
 def loaded(text: str, name: str) -> Any:

@@ -167,7 +167,9 @@ def _wrong_argument(said: str, given: Mapping[str, Any], hints: Mapping[str, Any
     found = re.match(r'Parser key "(\w+)":', said)
     if found is None or found[1] not in given or not is_plain(hints.get(found[1])):
         return " ".join(said.split())
-    return f"{found[1]}: {given[found[1]]!r}, expected {type_words(hints[found[1]])}"
+    quotes = "; text that YAML reads otherwise needs quotes of its own, as in '\"[OH]\"'"
+    hint = quotes if hints[found[1]] is str and isinstance(given[found[1]], bool | list | dict) else ""
+    return f"{found[1]}: {given[found[1]]!r}, expected {type_words(hints[found[1]])}{hint}"
 
 
 def _hints(kind: Any) -> dict[str, Any]:

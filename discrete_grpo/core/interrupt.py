@@ -87,25 +87,28 @@ def interruptible(told: bytes = STOPPING) -> Iterator[Interrupt]:
 
 @contextmanager
 def watched() -> Iterator[Interrupt]:
-    """Distinguish a Ctrl-C of the user from a ``KeyboardInterrupt`` that code within the block raises.
+    """Distinguish a Ctrl-C of the user, or a SIGTERM that acts like one, from a ``KeyboardInterrupt`` that the block raises.
 
     A signal sets the flag and then calls the previous handler. Outside the main thread, which alone receives signals, the flag
-    stays unset. If the previous handler was not installed from Python, the flag is set from the start.
+    stays unset. If the previous handler of Ctrl-C was not installed from Python, the flag is set from the start.
     """
     flag = Interrupt()
-    before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(before):
-        flag.asked = before is None
+    found = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    if threading.current_thread() is not threading.main_thread() or not callable(found[signal.SIGINT]):
+        flag.asked = found[signal.SIGINT] is None
         yield flag
         return
+    before = {int(number): handler for number, handler in found.items() if callable(handler)}
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         flag.asked = True
-        before(number, frame)
+        before[number](number, frame)
 
-    signal.signal(signal.SIGINT, on_signal)
+    for number in before:
+        signal.signal(number, on_signal)
     try:
         yield flag
     finally:
-        if signal.getsignal(signal.SIGINT) is on_signal:  # otherwise the block installed a handler of its own
-            signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            if signal.getsignal(number) is on_signal:  # otherwise the block installed a handler of its own
+                signal.signal(number, handler)

@@ -34,6 +34,7 @@ __all__ = [
     "encoder",
     "molecule_parts",
     "molecule_to_classes",
+    "own_copy",
     "parse",
     "parse_all",
     "parse_smiles",
@@ -272,6 +273,11 @@ def encoder(vocabulary: Vocabulary, bond_classes: int) -> Callable[[Sequence[str
     """
     kekule = bond_classes <= 1 + len(_BOND_CLASS) and all(t.symbol != "H" for t in vocabulary.types)
     return partial(encode, vocabulary=vocabulary) if kekule else None
+
+
+def own_copy(mol: Chem.Mol) -> Chem.Mol:
+    """A copy of a molecule that others share, for code that may change it."""
+    return Chem.Mol(mol)
 
 
 def parse_smiles(text: str) -> Chem.Mol | None:

@@ -96,11 +96,12 @@ def molecule_reward(score: Callable[[Chem.Mol], float | None] | None = None, *, 
 
 def _molecule_reward(score: Callable[[Chem.Mol], float | None], invalid: float | None) -> MoleculeReward:
     check_function("score", score, "one RDKit molecule", 1)
-    own = str(getattr(score, "__module__", "")).startswith("discrete_grpo.")  # changes no molecule, which others share
+    ours = str(getattr(score, "__module__", "")).startswith("discrete_grpo.")  # changes no molecule, which others share
+    given = (lambda mol: mol) if ours else chemistry.own_copy
 
     @functools.wraps(score)
     def reward(samples: Sequence[str | None], **columns: Sequence[Any]) -> list[float | None]:
-        values = [invalid if mol is None else score(mol if own else Chem.Mol(mol)) for mol in chemistry.parse_all(samples)]
+        values = [invalid if mol is None else score(given(mol)) for mol in chemistry.parse_all(samples)]
         return [value if value is None or isinstance(value, str) else float(value) for value in values]
 
     del reward.__wrapped__  # its signature is another one

@@ -103,9 +103,9 @@ class Task:
         """What ``score`` is called with: a copy of a molecule, which others share, unless ``score`` is of this package."""
         if self.kind != "molecules" or str(getattr(self.score, "__module__", "")).startswith(f"{OWN}."):
             return parsed
-        from rdkit import Chem
+        from discrete_grpo.domains.molecules import own_copy
 
-        return Chem.Mol(parsed)
+        return own_copy(parsed)
 
     def _scored(self, parsed: Any, sample: Any) -> Any:
         try:

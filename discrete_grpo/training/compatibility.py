@@ -12,7 +12,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from discrete_grpo.core.categorical import Sites
-from discrete_grpo.core.checks import check_function
+from discrete_grpo.core.checks import check_function, plain_number
 from discrete_grpo.core.own_surrogate import SurrogateFunc, own_surrogate
 from discrete_grpo.core.precision import place
 from discrete_grpo.core.reward_arguments import remembers, reward_names
@@ -114,7 +114,7 @@ def _check_storable(columns: Sequence[Mapping[str, Any]] | None, config: GRPOCon
     for k, row in enumerate(columns or ()):
         for name, value in row.items():
             try:
-                describe(value)
+                describe(plain_number(value))
             except TypeError:
                 kind = type(value).__name__
                 wanted = "numbers, texts, lists and mappings of them, or dataclasses, which checkpoints can hold"

@@ -86,6 +86,8 @@ class _Graph:
             parameter.grad = None  # the backward pass then writes the gradient, and adds to none
         with uncached_casts(), torch.cuda.graph(self.graph):
             self.found = dict(losses(self.batch))
+            if (fixed := next((name for name, value in self.found.items() if not isinstance(value, Tensor)), None)) is not None:
+                raise RuntimeError(f"{fixed!r} of the losses is no tensor, so that a replay would not compute it")
             self.found["loss"].backward()
         self.found = {name: value.detach() for name, value in self.found.items()}
         self.gradients = [p.grad for p in parameters]

@@ -110,3 +110,30 @@ def test_rows_of_code_that_cannot_be_inspected_are_kept_with_a_line(tmp_path: Pa
 def test_names_of_tasks_with_classifiers_are_not_free(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^tasks: one of your own is named 'drd2', as one of the suite is, expected another"):
         make_plan(asked(tmp_path, suite="pmo", tasks=[replace(CARBONS, name="drd2")]))
+
+
+def test_rows_of_an_edited_task_are_refused_beside_other_seeds_and_methods(tmp_path: Path) -> None:
+    (job,) = make_plan(asked(tmp_path, suite=[CARBONS])).jobs
+    job.folder.mkdir(parents=True)
+    row = {**job.identity, "conditions": dict(job.conditions)}
+    (job.folder / ROW).write_text(json.dumps(row))
+    more: tuple[dict[str, Any], ...] = ({"seeds": [1]}, {"methods": [replace(WALK, name="other")]})
+    for change in more:
+        assert len(make_plan(asked(tmp_path, suite=[CARBONS], **change)).jobs) == 1
+        with pytest.raises(ValueError, match=r"row of carbons, walk, seed 0 was made otherwise \(task_source was "):
+            make_plan(asked(tmp_path, suite=[replace(CARBONS, version=2)], **change))
+    del row["conditions"]["task_optimum"]  # of an earlier version
+    (job.folder / ROW).write_text(json.dumps(row))
+    assert len(make_plan(asked(tmp_path, suite=[CARBONS], seeds=[1])).jobs) == 1
+
+
+def test_functions_that_run_nothing_when_they_are_called_are_no_methods() -> None:
+    async def waits(task: Any, policy: Any, ledger: Any, seed: int, step: int) -> None: ...
+
+    def yields(task: Any, policy: Any, ledger: Any, seed: int, step: int) -> Any:
+        yield ledger
+
+    wrong: tuple[Any, ...] = (waits, yields)
+    for run in wrong:
+        with pytest.raises(ValueError, match="methods: other is a generator or a coroutine, expected a function that runs"):
+            replace(WALK, name="other", run=run)

@@ -68,6 +68,7 @@ def test_train_with_overrides_as_in_the_readme() -> None:
         (["--reward=[qed, my_rewards.length]"], ["qed", "length"]),
         (["--reward+=logp"], ["qed", "logp"]),  # added to the preset's
         (["--reward=Substructure", "--reward.smarts=CO"], ["Substructure"]),
+        (["--reward=Substructure", "--reward.smarts=[CX3](=O)[OX2H1]"], ["Substructure"]),
         (["--reward=my_rewards.Constant", "--reward.value=2.5"], ["Constant"]),
         (["--reward.class_path=Substructure", "--reward.init_args.smarts=CO"], ["Substructure"]),
         (["rewards.yaml"], ["validity", "Substructure", "length"]),

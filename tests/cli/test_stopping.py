@@ -221,3 +221,17 @@ def test_a_run_without_rewards_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
         assert main(train(*options)) == 130
     assert main(["resume", "run"]) == 0
     assert Path("run/policy/model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("phase", ["before", "after"])
+def test_sigterm_during_an_evaluation_ends_as_ctrl_c_does(phase: str, capsys: pytest.CaptureFixture[str]) -> None:
+    asks = "len(samples) == 5 and Path('run/metrics.jsonl').exists() is " + str(phase == "after")
+    Path("ends.py").write_text(
+        "import signal\nfrom pathlib import Path\n"
+        f"def ends(samples, **columns):\n    if {asks}: signal.raise_signal(signal.SIGTERM)\n    return [1.0] * len(samples)\n"
+        "ends.cached_as = None\n"
+    )
+    before = signal.getsignal(signal.SIGTERM)
+    assert main(train("--reward=ends.ends", "--evaluation_samples=5", "--grpo.max_steps=1")) == 130
+    assert "discrete-grpo: stopped; " in capsys.readouterr().err.splitlines()[-1]
+    assert signal.getsignal(signal.SIGTERM) == before

@@ -206,6 +206,10 @@ def test_a_mistyped_module_is_answered_with_the_folder_and_a_near_name(told: Cal
             "Target is no reward: value: 'high', expected float",
         ),
         (["--reward=Similarity", "--reward.target=3"], "Similarity is no reward: target: 3, expected str"),
+        (
+            ["--reward=Substructure", "--reward.smarts=[OH]"],
+            "smarts: ['OH'], expected str; text that YAML reads otherwise needs quotes",
+        ),
         (["--reward={class_path: Target, init_args: {property: qed, value: 1, scale: [1, 2]}}"], "scale: [1, 2], expected float"),
         (["--reward={class_path: WeightedSum, init_args: {rewards: [qed, 3], weights: [1, 1]}}"], "but got 3"),
         (["--reward={path: qed}"], "expected a mapping with class_path and init_args"),

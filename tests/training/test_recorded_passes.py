@@ -130,6 +130,16 @@ def test_a_policy_that_cannot_be_recorded_is_told_once() -> None:
         assert recorded.run(numbers(1, 1.0)) is None
 
 
+def test_entries_that_are_no_tensors_are_not_recorded() -> None:
+    with pretending():
+        weight = torch.nn.Parameter(torch.tensor([2.0]).to("cuda"))
+        losses = lambda batch: {"loss": (weight * batch.rows[0]).sum(), "half": 0.5}  # noqa: E731
+        recorded = RecordedPasses(losses, [weight], torch.Generator("cuda"))
+        assert recorded.run(numbers(1, 1.0)) is None
+        with pytest.warns(UserWarning, match=r"'half' of the losses is no tensor"):
+            assert recorded.run(numbers(1, 1.0)) is None
+
+
 def test_batches_of_graphs_are_compared_by_shape() -> None:
     graphs: GraphBatch = FAMILIES["graph"].batch()
     seen: list[GraphBatch] = []
