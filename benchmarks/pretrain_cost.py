@@ -22,19 +22,16 @@ from typing import Any
 from unittest import mock
 
 import torch
-import yaml
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.common import ROOT, stamp, write_result
-from discrete_grpo.cli.commands import preset_path
+from discrete_grpo.cli.parser import parse
 from discrete_grpo.datasets.molecules import MoleculeDataset, load_molecules
 from discrete_grpo.datasets.molecules import statistics as molecule_statistics
-from discrete_grpo.models.graph_transformer import NetworkSizes
 from discrete_grpo.recipes.molecules import molecule_policy
 from discrete_grpo.recipes.pretrain import PretrainRecipe
 from discrete_grpo.runs.console import print_table
 from discrete_grpo.training import pretrain
-from discrete_grpo.training.config import PretrainConfig
 from discrete_grpo.training.pretrain import Pretrainer, batches
 from tests.pretend_cuda import accelerator, pretending
 
@@ -52,8 +49,8 @@ LAUNCH, RATE = 10e-6, 30e12
 
 def recipe_of(preset: str) -> PretrainRecipe:
     """The recipe of a preset of ``discrete-grpo pretrain``."""
-    given = yaml.safe_load(preset_path("pretrain", preset).read_text(encoding="utf-8"))
-    return PretrainRecipe(**given | {"network": NetworkSizes(**given["network"]), "pretrain": PretrainConfig(**given["pretrain"])})
+    recipe: PretrainRecipe = parse("pretrain", [preset])[0]
+    return recipe
 
 
 def first_molecules(path: Path, count: int, recipe: PretrainRecipe) -> MoleculeDataset:

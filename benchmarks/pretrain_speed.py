@@ -19,16 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
 from benchmarks.common import ROOT, paired_ratio, stamp, write_result
-from discrete_grpo.cli.commands import preset_path
+from discrete_grpo.cli.parser import parse
 from discrete_grpo.datasets.graph_splits import load_splits
 from discrete_grpo.datasets.synthetic_graphs import dataset_from_networkx, graph_statistics
-from discrete_grpo.models.graph_transformer import NetworkSizes
 from discrete_grpo.recipes.graphs import PretrainGraphsRecipe, graph_policy
 from discrete_grpo.runs.console import print_table
-from discrete_grpo.training.config import PretrainConfig
 from discrete_grpo.training.pretrain import Pretrainer
 
 SOURCES = (
@@ -52,13 +49,6 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
 ON_CUDA = frozenset({"cuda_graphs", "tf32"})
 FIRST = 4
 """Updates that warm up: the first of a shape is never recorded, and the second is recorded."""
-
-
-def recipe_of(preset: str) -> PretrainGraphsRecipe:
-    """The recipe of a preset of ``discrete-grpo pretrain-graphs``."""
-    given = yaml.safe_load(preset_path("pretrain-graphs", preset).read_text(encoding="utf-8"))
-    parts = {"network": NetworkSizes(**given["network"]), "pretrain": PretrainConfig(**given["pretrain"])}
-    return PretrainGraphsRecipe(**given | parts)
 
 
 def trainers(recipe: PretrainGraphsRecipe, names: Sequence[str], folder: Path) -> dict[str, Pretrainer]:
@@ -113,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     given = parser.parse_args(argv)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     names = given.variants or [name for name, options in VARIANTS.items() if device == "cuda" or not ON_CUDA & options.keys()]
-    recipe = recipe_of(given.preset)
+    recipe: PretrainGraphsRecipe = parse("pretrain-graphs", [given.preset])[0]
     if given.batch is not None:
         recipe = replace(recipe, pretrain=replace(recipe.pretrain, batch_size=given.batch))
     sources = (*SOURCES, f"discrete_grpo/cli/presets/{given.preset}.yaml")

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from discrete_grpo.cli.commands import COMMANDS, RUNS, UsageError
 from discrete_grpo.core.checks import did_you_mean
-from discrete_grpo.core.interrupt import Interrupted
+from discrete_grpo.core.interrupt import Interrupted, sigterm_as_ctrl_c
 
 __all__ = ["main"]
 
@@ -102,29 +102,6 @@ def _names_argument(error: Exception) -> bool:
 
 
 @contextmanager
-def _stopped_by_sigterm() -> Iterator[None]:
-    """Make SIGTERM end the block as Ctrl-C does; processes that the block forks end at once."""
-    import signal
-    import threading
-
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
-        yield
-        return
-    own = os.getpid()
-
-    def stop(number: int, frame: object) -> None:
-        if os.getpid() != own:
-            os._exit(128 + number)
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-@contextmanager
 def _readable_warnings() -> Iterator[None]:
     """Remove control characters from warnings inside the block, and print those of this program as one line."""
     before, own = warnings.formatwarning, Path(__file__).parents[2]
@@ -158,7 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     debug = "--debug" in given
     given = [a for a in given if a != "--debug"]
     try:
-        with _stopped_by_sigterm(), _readable_warnings():
+        with sigterm_as_ctrl_c(), _readable_warnings():
             _dispatch(given)
             sys.stdout.flush()  # here and not at the exit, where an error could not be reported
     except (Interrupted, KeyboardInterrupt) as stopped:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+from functools import cached_property
 from typing import Any
 
 __all__ = ["InMainScript", "dumps_importable"]
@@ -22,16 +23,20 @@ class InMainScript(pickle.PicklingError):
 
 
 class _ByImportPath(pickle.Pickler):
-    """Refuses functions and classes of the main script, and so objects that hold one."""
+    """Refuses functions and classes of the main script, and so objects that hold one; leaves out what ``cached_property`` keeps."""
 
     def reducer_override(self, value: Any) -> Any:
         if getattr(value, "__module__", None) == "__main__" and hasattr(value, "__qualname__"):
             raise InMainScript(value.__qualname__)
-        return NotImplemented
+        kept = [name for name in getattr(value, "__dict__", ()) if isinstance(getattr(type(value), name, None), cached_property)]
+        reduced = value.__reduce_ex__(4) if kept else None
+        if not isinstance(reduced, tuple) or len(reduced) < 3 or not isinstance(reduced[2], dict):
+            return NotImplemented
+        return *reduced[:2], {name: part for name, part in reduced[2].items() if name not in kept}, *reduced[3:]
 
 
 def dumps_importable(value: Any) -> bytes:
-    """Pickle a value that another process can load.
+    """Pickle a value that another process can load, without what ``cached_property`` keeps, which is made there again.
 
     Raises:
         InMainScript: for a function or class of the main script, also within another object.

@@ -11,7 +11,7 @@ from types import FrameType
 
 from discrete_grpo.core.processes import is_first
 
-__all__ = ["Interrupt", "Interrupted", "interruptible", "watched"]
+__all__ = ["Interrupt", "Interrupted", "interruptible", "sigterm_as_ctrl_c", "watched"]
 
 
 STOPPING = b"\nstopping where nothing is lost; press Ctrl-C again to stop at once\n"
@@ -83,6 +83,29 @@ def interruptible(told: bytes = STOPPING) -> Iterator[Interrupt]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def sigterm_as_ctrl_c() -> Iterator[None]:
+    """Make SIGTERM raise ``KeyboardInterrupt`` inside the block; processes that the block forks end at once.
+
+    A handler that is there already stays, and outside the main thread nothing changes.
+    """
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+    own = os.getpid()
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        if os.getpid() != own:
+            os._exit(128 + number)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, on_signal)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 @contextmanager

@@ -27,6 +27,7 @@ from discrete_grpo.domains.graphs import GraphBatch, node_mask
 __all__ = [
     "AtomType",
     "Vocabulary",
+    "as_given_to",
     "canonical_samples",
     "classes_to_mol",
     "decode",
@@ -34,7 +35,6 @@ __all__ = [
     "encoder",
     "molecule_parts",
     "molecule_to_classes",
-    "own_copy",
     "parse",
     "parse_all",
     "parse_smiles",
@@ -275,9 +275,10 @@ def encoder(vocabulary: Vocabulary, bond_classes: int) -> Callable[[Sequence[str
     return partial(encode, vocabulary=vocabulary) if kekule else None
 
 
-def own_copy(mol: Chem.Mol) -> Chem.Mol:
-    """A copy of a molecule that others share, for code that may change it."""
-    return Chem.Mol(mol)
+def as_given_to(function: object) -> Callable[[Chem.Mol], Chem.Mol]:
+    """How a parsed molecule, which is shared, is given to a function: as a copy, but as it is to one of this package."""
+    ours = str(getattr(function, "__module__", "")).startswith("discrete_grpo.")
+    return (lambda mol: mol) if ours else Chem.Mol
 
 
 def parse_smiles(text: str) -> Chem.Mol | None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
@@ -108,9 +108,6 @@ class Classifier:
         valid = [mol for mol in mols if mol is not None]
         found = iter(self._probabilities(np.stack([self._row(mol) for mol in valid])) if valid else ())
         return [0.0 if mol is None else float(next(found)) for mol in mols]
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {part.name: getattr(self, part.name) for part in fields(self)}  # without what is opened, for another process
 
     def check(self) -> None:
         """Open the file once to check it, without keeping the model.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -42,9 +42,6 @@ class HitsProperty:
     def __post_init__(self) -> None:
         check_range("scale", self.scale, above=0)
         molecule_properties.descriptor(self.property, "property")
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {part.name: getattr(self, part.name) for part in fields(self)}  # without what is opened, for another process
 
     @cached_property
     def name(self) -> str:

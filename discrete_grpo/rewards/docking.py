@@ -13,7 +13,7 @@ import math
 import tempfile
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePath
 from typing import Any
@@ -122,9 +122,6 @@ class Docking:
     def _digest(self) -> str:
         """The digest of the receptor's content, compressed or not."""
         return hashlib.blake2b(self._unpacked(), digest_size=16).hexdigest() if self._packed else file_digest(self.receptor)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {part.name: getattr(self, part.name) for part in fields(self)}  # without what is opened, for another process
 
     @cached_property
     def _vina(self) -> Any:

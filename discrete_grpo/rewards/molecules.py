@@ -96,8 +96,7 @@ def molecule_reward(score: Callable[[Chem.Mol], float | None] | None = None, *, 
 
 def _molecule_reward(score: Callable[[Chem.Mol], float | None], invalid: float | None) -> MoleculeReward:
     check_function("score", score, "one RDKit molecule", 1)
-    ours = str(getattr(score, "__module__", "")).startswith("discrete_grpo.")  # changes no molecule, which others share
-    given = (lambda mol: mol) if ours else chemistry.own_copy
+    given = chemistry.as_given_to(score)
 
     @functools.wraps(score)
     def reward(samples: Sequence[str | None], **columns: Sequence[Any]) -> list[float | None]:

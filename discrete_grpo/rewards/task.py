@@ -100,12 +100,12 @@ class Task:
         return [0.0 if one is None else self._scored(one, sample) for one, sample in zip(parsed, samples, strict=True)]
 
     def _given(self, parsed: Any) -> Any:
-        """What ``score`` is called with: a copy of a molecule, which others share, unless ``score`` is of this package."""
-        if self.kind != "molecules" or str(getattr(self.score, "__module__", "")).startswith(f"{OWN}."):
+        """The argument of ``score``: the parsed sample, or a copy of a molecule."""
+        if self.kind != "molecules":
             return parsed
-        from discrete_grpo.domains.molecules import own_copy
+        from discrete_grpo.domains.molecules import as_given_to
 
-        return own_copy(parsed)
+        return as_given_to(self.score)(parsed)
 
     def _scored(self, parsed: Any, sample: Any) -> Any:
         try:

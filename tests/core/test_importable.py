@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import pickle
 import sys
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import pytest
@@ -28,3 +30,24 @@ def test_a_function_of_the_main_script_is_named(monkeypatch: pytest.MonkeyPatch,
     with pytest.raises(InMainScript, match=r"^mine is defined in the main script$") as error:
         dumps_importable(wrap(mine))
     assert error.value.name == "mine"
+
+
+@dataclass(frozen=True)
+class Opens:
+    """Keeps what cannot be sent."""
+
+    path: str
+
+    @cached_property
+    def content(self) -> Any:
+        return lambda: self.path
+
+
+def test_what_a_cached_property_keeps_stays_here() -> None:
+    used = Opens("model")
+    assert used.content() == "model"
+    (again,) = pickle.loads(dumps_importable([used]))
+    assert again == used
+    assert vars(again) == {"path": "model"}
+    assert again.content() == "model"
+    assert "content" in vars(used)

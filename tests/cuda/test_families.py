@@ -150,16 +150,6 @@ def equal_weights(one: Any, other: Any) -> bool:
 ORDERED = pytest.mark.skipif(os.environ.get(CUBLAS) not in WORKSPACES, reason=f"the same bits need {CUBLAS}={WORKSPACES[0]}")
 
 
-@ORDERED
-@every_family
-def test_a_run_resumed_on_the_gpu_ends_with_the_same_bits(name: str, tmp_path: Path) -> None:
-    whole = grpo(FAMILIES[name], tmp_path / "whole", 4, full_determinism=True)
-    grpo(FAMILIES[name], tmp_path / "part", 2, full_determinism=True)
-    resumed = grpo(FAMILIES[name], tmp_path / "part", 4, full_determinism=True, resume=True)
-    assert next(whole.policy.parameters()).device.type == "cuda"  # type: ignore[attr-defined]
-    assert equal_weights(whole.policy, resumed.policy)
-
-
 def pretrained(case: Case, run: Path, steps: int, *, resume: bool = False, **options: Any) -> Pretrainer:
     constant: dict[str, Any] = {"warmup_steps": 0, "min_lr_rate": 1.0}  # so that the first part of a run is a shorter run
     config = PretrainConfig(max_steps=steps, batch_size=2, save_steps=2, log_steps=1, **constant, **options)
@@ -170,10 +160,12 @@ def pretrained(case: Case, run: Path, steps: int, *, resume: bool = False, **opt
 
 @ORDERED
 @every_family
-def test_pretraining_resumed_on_the_gpu_ends_with_the_same_bits(name: str, tmp_path: Path) -> None:
-    whole = pretrained(FAMILIES[name], tmp_path / "whole", 4, full_determinism=True)
-    pretrained(FAMILIES[name], tmp_path / "part", 2, full_determinism=True)
-    resumed = pretrained(FAMILIES[name], tmp_path / "part", 4, full_determinism=True, resume=True)
+@pytest.mark.parametrize("trained", [grpo, pretrained])
+def test_a_run_resumed_on_the_gpu_ends_with_the_same_bits(trained: Callable[..., Any], name: str, tmp_path: Path) -> None:
+    whole = trained(FAMILIES[name], tmp_path / "whole", 4, full_determinism=True)
+    trained(FAMILIES[name], tmp_path / "part", 2, full_determinism=True)
+    resumed = trained(FAMILIES[name], tmp_path / "part", 4, full_determinism=True, resume=True)
+    assert next(whole.policy.parameters()).device.type == "cuda"
     assert equal_weights(whole.policy, resumed.policy)
 
 

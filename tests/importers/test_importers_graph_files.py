@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 import types
 from collections.abc import Callable
@@ -20,7 +19,6 @@ from discrete_grpo.diffusion.flow import FlowEuler
 from discrete_grpo.diffusion.kernels import D3PM
 from discrete_grpo.importers import import_checkpoint, import_defog, import_digress, import_graph_grpo
 from discrete_grpo.importers.graph_data import DataName, known_data
-from discrete_grpo.importers.graph_source import _stored_data
 from discrete_grpo.models.digress_transformer import DigressTransformer
 from discrete_grpo.policies.graph import GraphPolicy
 from discrete_grpo.runs.checkpoint import CheckpointError, load_metadata, read_policy
@@ -204,41 +202,6 @@ def test_bounds_that_are_no_sizes_are_refused(tmp_path: Path, stored: Any) -> No
     with pytest.raises(CheckpointError, match=r"stores grpo\.target_node_count .*, expected 1 to 99999") as error:
         import_graph_grpo(path, dataset="qm9")
     one_line(error)
-
-
-@pytest.mark.parametrize(
-    ("counts", "said"), [(torch.tensor(1.0), "a single number"), (torch.tensor([0.0, math.nan, 1.0]), "NaN or infinity")]
-)
-def test_counts_that_are_no_shares_are_refused(tmp_path: Path, counts: Tensor, said: str) -> None:
-    path = graph_grpo(tmp_path / "x.ckpt", defog(pooling="biased_std"), QM9, {9: 1.0}, 9)
-    content = torch.load(path, weights_only=True)
-    (name,) = (name for name in content["state_dict"] if name.endswith("node_count_prob"))
-    content["state_dict"][name] = counts
-    torch.save(content, path)
-    with pytest.raises(CheckpointError, match=f"stores node_count_prob with {said}, expected a list of finite shares") as error:
-        import_graph_grpo(path, dataset="qm9")
-    one_line(error)
-
-
-@pytest.mark.parametrize("stored", [[150.0], torch.tensor([150.0]), torch.tensor(150.0), 150])
-def test_a_list_of_one_number_is_the_largest_weight(stored: Any) -> None:
-    assert _stored_data(infos("qm9", max_weight=stored), "x").max_weight == 150.0
-
-
-@pytest.mark.parametrize("stored", [[1.0, 2.0], "150", {"a": 1}, math.nan])
-def test_a_largest_weight_that_is_no_number_is_refused(stored: Any) -> None:
-    with pytest.raises(ValueError, match=r"^x: dataset_infos\.max_weight is .*, expected one positive number") as error:
-        _stored_data(infos("qm9", max_weight=stored), "x")
-    one_line(error)
-
-
-@pytest.mark.parametrize("name", ["eta", "omega"])
-@pytest.mark.parametrize("read", [import_defog, import_graph_grpo])
-def test_rates_that_are_text_are_refused(tmp_path: Path, name: str, read: Callable[..., Any]) -> None:
-    path = lightning(tmp_path / "x.ckpt", defog()[0])
-    with pytest.raises((ValueError, TypeError), match=name) as error:  # TypeError: the beartype run
-        read(path, dataset="qm9", **{name: "0.1"})
-    assert not isinstance(error.value, TypeError) or "beartype" in type(error.value).__module__
 
 
 def test_what_graph_grpo_draws_with_is_taken_and_no_more(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ import torch
 
 from discrete_grpo.domains.graphs import GraphBatch
 from discrete_grpo.rewards import pool_worker
-from discrete_grpo.rewards.conditions import HitsProperty
 from discrete_grpo.rewards.pool import RewardPool
 from discrete_grpo.rewards.pool_backends import _dumps
 from tests import pool_rewards
@@ -69,12 +68,3 @@ def test_the_working_folder_is_that_of_the_start_in_every_call(tmp_path: Path, m
     (tmp_path / "table.txt").write_text("5")
     with RewardPool(pool_rewards.moves, workers=1, retries=0) as pool:
         assert pool(["a", "b", "c"]) == [5.0, 5.0, 5.0]
-
-
-def test_a_reward_that_was_used_can_be_sent() -> None:
-    reward = HitsProperty("TPSA", scale=10.0)
-    assert reward.name == "hits_TPSA"
-    first = reward(["CCO"], TPSA=[30.0])
-    again = pickle.loads(pickle.dumps(reward))
-    assert again == reward
-    assert again(["CCO"], TPSA=[30.0]) == first

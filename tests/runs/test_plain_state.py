@@ -1,4 +1,4 @@
-"""What a checkpoint holds beside weights can be read again, or is refused when it is written."""
+"""Training state: what a checkpoint writes can be read again, and values of other types are refused when it is written."""
 
 from __future__ import annotations
 

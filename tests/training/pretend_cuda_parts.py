@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from discrete_grpo.training import trainer
+from discrete_grpo.training import pretrain, trainer
 from discrete_grpo.training.config import GRPOConfig
+from discrete_grpo.training.pretrain import Pretrainer
 from discrete_grpo.training.trainer import GRPOTrainer
 from discrete_grpo.training.update import Learner
 from tests.families import Case
-from tests.pretend_cuda import Counts, accelerator, pretending
+from tests.pretend_cuda import Counts, Cuda, accelerator, pretending
 
 CONFIG = GRPOConfig(
     max_steps=2, num_generations=4, generation_batch_size=8, per_device_batch_size=4, beta=0.1, ema_decay=0.9,
@@ -44,6 +45,23 @@ def run(case: Case, monkeypatch: pytest.MonkeyPatch, config: GRPOConfig = CONFIG
         columns = None if case.columns is None else [case.columns]
         lines = GRPOTrainer(case.make(), by_name, config, columns=columns).train()
     return updates, lines
+
+
+def count_pretraining(cuda: Cuda, patch: pytest.MonkeyPatch) -> list[Counts]:
+    """Let pretraining run on the device and save nothing; the counts of each update are appended to the list."""
+    update, updates = Pretrainer._update, list[Counts]()
+
+    def counted(pretrainer: Pretrainer, rows: torch.Tensor) -> dict[str, float]:
+        with cuda.counting() as found:
+            line = update(pretrainer, rows)
+        updates.append(found)
+        return line
+
+    patch.setattr(Pretrainer, "_update", counted)
+    patch.setattr(pretrain, "accelerator", accelerator)
+    patch.setattr(Pretrainer, "_save", lambda self: None)
+    patch.setattr(pretrain, "save", lambda folder, *_, **__: folder)
+    return updates
 
 
 class Rows:

@@ -30,6 +30,7 @@ from discrete_grpo.training.pretrain import Pretrainer
 from tests.pretend_cuda import CUDA, Counts, accelerator, pretending
 from tests.pretend_tensors import bare
 from tests.toys import tiny_policy
+from tests.training.pretend_cuda_parts import count_pretraining
 
 ROWS = torch.tensor([2, 0, 2])
 
@@ -115,19 +116,8 @@ CONFIG = PretrainConfig(max_steps=6, batch_size=4, learning_rate=1e-2, warmup_st
 
 def run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, torch.Tensor], list[Counts]]:
     """Weights after a few updates on the pretend device, and the counts of each update."""
-    update, updates = Pretrainer._update, list[Counts]()
     with pretending() as cuda, monkeypatch.context() as patch:
-
-        def counted(pretrainer: Pretrainer, rows: torch.Tensor) -> dict[str, float]:
-            with cuda.counting() as found:
-                line = update(pretrainer, rows)
-            updates.append(found)
-            return line
-
-        patch.setattr(Pretrainer, "_update", counted)
-        patch.setattr(pretrain, "accelerator", accelerator)
-        patch.setattr(Pretrainer, "_save", lambda self: None)
-        patch.setattr(pretrain, "save", lambda folder, *_, **__: folder)
+        updates = count_pretraining(cuda, patch)
         trainer = Pretrainer(tiny_policy(), paths([2, 3, 4, 3, 2, 4]), CONFIG, folder)
         trainer.train()
         return {name: bare(value).clone() for name, value in trainer.policy.state_dict().items()}, updates

@@ -24,8 +24,8 @@ from discrete_grpo.training.rounds import Rounds
 from discrete_grpo.training.rounds_config import RoundsConfig
 from tests.families import FAMILIES
 from tests.letters import LETTERS, Worth, not_empty
-from tests.pretend_cuda import Counts, accelerator, pretending
-from tests.training.pretend_cuda_parts import CONFIG, Rows, by_name, run
+from tests.pretend_cuda import accelerator, pretending
+from tests.training.pretend_cuda_parts import CONFIG, Rows, by_name, count_pretraining, run
 from tests.training.test_rounds_state import letters
 
 
@@ -60,19 +60,9 @@ def test_an_update_with_every_statistic_waits_less_than_five_times_more(monkeypa
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_an_update_of_pretraining_waits_less_than_five_times(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    case, update, updates = FAMILIES[name], Pretrainer._update, list[Counts]()
+    case = FAMILIES[name]
     with pretending() as cuda:
-
-        def counted(pretrainer: Pretrainer, rows: torch.Tensor) -> dict[str, float]:
-            with cuda.counting() as found:
-                line = update(pretrainer, rows)
-            updates.append(found)
-            return line
-
-        monkeypatch.setattr(Pretrainer, "_update", counted)
-        monkeypatch.setattr(pretrain, "accelerator", accelerator)
-        monkeypatch.setattr(Pretrainer, "_save", lambda self: None)
-        monkeypatch.setattr(pretrain, "save", lambda folder, *_, **__: folder)
+        updates = count_pretraining(cuda, monkeypatch)
         config = PretrainConfig(max_steps=2, batch_size=2, warmup_steps=1)
         Pretrainer(case.make(), Rows(case.batch()), config, tmp_path).train()
     first, second = updates

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from discrete_grpo.domains.graphs import GraphBatch
-from discrete_grpo.training import pretrain
 from discrete_grpo.training.config import PretrainConfig
 from discrete_grpo.training.pretrain import Pretrainer
 from discrete_grpo.training.recorded_passes import MOST_GRAPHS, RecordedPasses
 from tests.families import FAMILIES
-from tests.pretend_cuda import Counts, accelerator, pretending
+from tests.pretend_cuda import Counts, pretending
 from tests.pretend_tensors import bare
+from tests.training.pretend_cuda_parts import count_pretraining
 
 
 class Graphs:
@@ -35,20 +35,8 @@ class Graphs:
 
 def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> tuple[list[torch.Tensor], list[Counts]]:
     """Weights, moments and average after a few updates, and the counts of each."""
-    found: list[Counts] = []
-    update = Pretrainer._update
-    with pretending() as cuda, monkeypatch.context() as patched:
-
-        def counted(trainer: Pretrainer, rows: torch.Tensor) -> dict[str, float]:
-            with cuda.counting() as counts:
-                line = update(trainer, rows)
-            found.append(counts)
-            return line
-
-        patched.setattr(Pretrainer, "_update", counted)
-        patched.setattr(pretrain, "accelerator", accelerator)
-        patched.setattr(Pretrainer, "_save", lambda self: None)
-        patched.setattr(pretrain, "save", lambda folder, *_, **__: folder)
+    with pretending() as cuda, monkeypatch.context() as patch:
+        found = count_pretraining(cuda, patch)
         config = PretrainConfig(max_steps=9, batch_size=2, warmup_steps=1, learning_rate=0.01, **options)
         trainer = Pretrainer(FAMILIES["graph"].make(), Graphs(), config, tmp_path)
         trainer.train()
