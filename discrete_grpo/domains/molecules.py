@@ -2,10 +2,11 @@
 
 Conventions:
 
-* A node class is a position in a :class:`Vocabulary` of (element, formal charge); hydrogens are implicit.
-* A bond class is 0 none, 1 single, 2 double, 3 triple; aromatic rings are kekulised; stereo and isotopes are dropped,
-  and a radical is filled up with hydrogens. An atom gets the hydrogens of its lowest fitting valence, so a hydrogen on
-  P(V), S(IV) or I(III) is dropped too.
+* A node class is a position in a :class:`Vocabulary` of (element, formal charge); hydrogens are implicit unless the
+  vocabulary has them, as those of some imported policies do.
+* A bond class is 0 none, 1 single, 2 double, 3 triple; aromatic rings are kekulised unless a policy was trained with class 4,
+  aromatic. Stereo and isotopes are dropped, and a radical is filled up with hydrogens. An atom gets the hydrogens of its
+  lowest fitting valence, so a hydrogen on P(V), S(IV) or I(III) is dropped too.
 * Decoding corrects nothing: a graph that breaks a valence is not a molecule (``None``), and a disconnected graph that
   sanitises keeps its parts, joined by ``.`` in the SMILES.
 * A molecule counts as **valid** when it parses, sanitises and is connected (:func:`parse`).
@@ -33,6 +34,7 @@ __all__ = [
     "decode",
     "encode",
     "encoder",
+    "has_aromatic",
     "molecule_parts",
     "molecule_to_classes",
     "parse",
@@ -42,9 +44,10 @@ __all__ = [
     "to_smiles",
 ]
 
-_BOND_CLASS = {Chem.BondType.SINGLE: 1, Chem.BondType.DOUBLE: 2, Chem.BondType.TRIPLE: 3}
-_BOND_TYPE = {c: t for t, c in _BOND_CLASS.items()} | {4: Chem.BondType.AROMATIC}
-"""Molecules become graphs with Kekulé bonds, classes 0 to 3; class 4 is read only, as imported policies draw it."""
+AROMATIC = 4
+"""Class of aromatic bonds. Graphs of :func:`encode` have it where asked for, as imported policies draw it."""
+_BOND_CLASS = {Chem.BondType.SINGLE: 1, Chem.BondType.DOUBLE: 2, Chem.BondType.TRIPLE: 3, Chem.BondType.AROMATIC: AROMATIC}
+_BOND_TYPE = {c: t for t, c in _BOND_CLASS.items()}
 # RDKit's clean-up step rewrites valence errors such as neutral N(=O)=O into charged atoms: a correction, so left out.
 _NO_CLEANUP = Chem.SanitizeFlags.SANITIZE_ALL ^ Chem.SanitizeFlags.SANITIZE_CLEANUP
 _LABEL = re.compile(r"([A-Z][a-z]?)([+-][1-9])?")
@@ -122,6 +125,11 @@ class Vocabulary:
         return tuple(AtomType.from_label(label) for label in self.atoms)
 
     @cached_property
+    def has_hydrogen(self) -> bool:
+        """Whether hydrogens are nodes of the graphs."""
+        return any(t.symbol == "H" for t in self.types)
+
+    @cached_property
     def index(self) -> dict[tuple[str, int], int]:
         """(symbol, charge) -> class."""
         return {(t.symbol, t.charge): k for k, t in enumerate(self.types)}
@@ -147,17 +155,26 @@ def _bare(mol: Chem.Mol) -> Chem.Mol:
     return Chem.RemoveAllHs(mol) if any(a.GetAtomicNum() == 1 for a in mol.GetAtoms()) else mol
 
 
-def molecule_to_classes(mol: Chem.Mol, vocabulary: Vocabulary) -> tuple[list[int], list[tuple[int, int, int]]]:
-    """Node classes in atom order, and (i, j, class) of each bond with i < j, kekulised.
+def molecule_to_classes(
+    mol: Chem.Mol, vocabulary: Vocabulary, *, aromatic: bool = False
+) -> tuple[list[int], list[tuple[int, int, int]]]:
+    """Node classes in atom order, and (i, j, class) of each bond with i < j.
+
+    Args:
+        mol: a molecule. Hydrogens that are atoms of it become nodes where the vocabulary has H, and are left out otherwise.
+        vocabulary: atom types of the node classes.
+        aromatic: whether aromatic bonds are of class 4; otherwise they are kekulised.
 
     Raises:
-        ValueError: if an atom type is not in the vocabulary, a bond is not single, double or triple, or a hydrogen is bonded to no
-            heavy atom, as in ``[H][H]``.
+        ValueError: if an atom type is not in the vocabulary, a bond is not single, double, triple or aromatic, or a hydrogen
+            that would be left out is bonded to no heavy atom, as in ``[H][H]``.
     """
-    for atom in mol.GetAtoms():
-        if atom.GetAtomicNum() == 1 and all(other.GetAtomicNum() == 1 for other in atom.GetNeighbors()):
-            raise ValueError("mol: a hydrogen that is bonded to no heavy atom, expected none")
-    types, bonds = molecule_parts(mol)
+    if not vocabulary.has_hydrogen:
+        for atom in mol.GetAtoms():
+            if atom.GetAtomicNum() == 1 and all(other.GetAtomicNum() == 1 for other in atom.GetNeighbors()):
+                raise ValueError("mol: a hydrogen that is bonded to no heavy atom, expected none")
+        mol = _bare(mol)
+    types, bonds = _parts(mol, aromatic)
     missing = [AtomType(*t).label for t in types if t not in vocabulary.index]
     if missing:
         raise ValueError(f"mol: atom {missing[0]!r} is not in the vocabulary {list(vocabulary.atoms)}")
@@ -170,14 +187,21 @@ def molecule_parts(mol: Chem.Mol) -> tuple[list[tuple[str, int]], list[tuple[int
     Raises:
         ValueError: if a bond is not single, double or triple.
     """
-    flat = Chem.Mol(_bare(mol))
-    Chem.Kekulize(flat, clearAromaticFlags=True)
+    return _parts(_bare(mol), aromatic=False)
+
+
+def _parts(mol: Chem.Mol, aromatic: bool) -> tuple[list[tuple[str, int]], list[tuple[int, int, int]]]:
+    """The same of all atoms, with aromatic bonds of class 4 or kekulised."""
+    flat = Chem.Mol(mol)
+    if not aromatic:
+        Chem.Kekulize(flat, clearAromaticFlags=True)
     bonds = []
     for bond in flat.GetBonds():
         i, j = bond.GetBeginAtomIdx(), bond.GetEndAtomIdx()
         order = _BOND_CLASS.get(bond.GetBondType())
-        if order is None:
-            raise ValueError(f"mol: bond of type {bond.GetBondType()}, expected single, double or triple")
+        if order is None or (order == AROMATIC and not aromatic):
+            wanted = "single, double, triple or aromatic" if aromatic else "single, double or triple"
+            raise ValueError(f"mol: bond of type {bond.GetBondType()}, expected {wanted}")
         bonds.append((i, j, order) if i < j else (j, i, order))
     return [(a.GetSymbol(), a.GetFormalCharge()) for a in flat.GetAtoms()], bonds
 
@@ -195,7 +219,7 @@ def classes_to_mol(nodes: Sequence[int], bonds: Iterable[tuple[int, int, int]], 
 
     Args:
         nodes: node classes.
-        bonds: (i, j, class) with class 1, 2 or 3, each pair at most once.
+        bonds: (i, j, class) with class 1, 2, 3 or 4 (aromatic), each pair at most once.
         vocabulary: what the node classes mean.
     """
     with BlockLogs():
@@ -224,8 +248,8 @@ def decode(batch: GraphBatch, vocabulary: Vocabulary) -> list[str | None]:
     nodes, edges = batch.nodes.masked_fill(~batch.mask, 0).cpu(), batch.edges.masked_fill(~real, 0).triu(1).cpu()
     if nodes.numel() and not 0 <= int(nodes.min()) <= int(nodes.max()) < len(vocabulary):
         raise ValueError(f"batch: node classes {int(nodes.min())}..{int(nodes.max())}, expected 0..{len(vocabulary) - 1}")
-    if edges.numel() and not 0 <= int(edges.min()) <= int(edges.max()) <= 4:
-        raise ValueError(f"batch: bond classes {int(edges.min())}..{int(edges.max())}, expected 0..4")
+    if edges.numel() and not 0 <= int(edges.min()) <= int(edges.max()) <= AROMATIC:
+        raise ValueError(f"batch: bond classes {int(edges.min())}..{int(edges.max())}, expected 0..{AROMATIC}")
     where = edges.nonzero()
     bonds: list[list[tuple[int, int, int]]] = [[] for _ in sizes]
     for (b, i, j), order in zip(where.tolist(), edges[tuple(where.T)].tolist(), strict=True):
@@ -235,11 +259,19 @@ def decode(batch: GraphBatch, vocabulary: Vocabulary) -> list[str | None]:
         return [Chem.MolToSmiles(mol) if mol is not None and mol.GetNumAtoms() else None for mol in mols]
 
 
-def encode(smiles: Sequence[str], vocabulary: Vocabulary) -> GraphBatch:
+def encode(smiles: Sequence[str], vocabulary: Vocabulary, *, aromatic: bool = False) -> GraphBatch:
     """Graphs of SMILES strings, padded to the largest; atoms in the order of the string.
 
+    Where the vocabulary has H, all hydrogens of a molecule are nodes, after its heavy atoms.
+
+    Args:
+        smiles: the strings.
+        vocabulary: atom types of the node classes.
+        aromatic: whether aromatic bonds are of class 4; otherwise they are kekulised.
+
     Raises:
-        ValueError: if a string does not parse, or for an atom or bond that has no class; names the position.
+        ValueError: if a string does not parse, for an atom or bond that has no class, or, with aromatic bonds, for a molecule
+            that the graph without hydrogens does not determine, such as a pyrrole; names the position.
     """
     parts = []
     for k, text in enumerate(smiles):
@@ -247,7 +279,7 @@ def encode(smiles: Sequence[str], vocabulary: Vocabulary) -> GraphBatch:
         if mol is None:
             raise ValueError(f"smiles[{k}]: {text!r}, expected a SMILES string that RDKit parses")
         try:
-            parts.append(molecule_to_classes(mol, vocabulary))
+            parts.append(_encoded(mol, vocabulary, aromatic))
         except ValueError as error:
             raise ValueError(f"smiles[{k}]: {text!r}, {error}") from None
     sizes = torch.tensor([len(nodes) for nodes, _ in parts], dtype=torch.long)
@@ -261,18 +293,40 @@ def encode(smiles: Sequence[str], vocabulary: Vocabulary) -> GraphBatch:
     return GraphBatch(node_classes, edges, node_mask(sizes, n))
 
 
-def encoder(vocabulary: Vocabulary, bond_classes: int) -> Callable[[Sequence[str]], GraphBatch] | None:
-    """:func:`encode` for a policy of molecular graphs; None where its graphs have aromatic bonds or explicit hydrogens.
+def _encoded(mol: Chem.Mol, vocabulary: Vocabulary, aromatic: bool) -> tuple[list[int], list[tuple[int, int, int]]]:
+    """Classes of a molecule that they determine: aromatic bonds do not tell where the hydrogen of a pyrrole is."""
+    if vocabulary.has_hydrogen:
+        return molecule_to_classes(Chem.AddHs(mol), vocabulary, aromatic=aromatic)
+    nodes, bonds = molecule_to_classes(mol, vocabulary, aromatic=aromatic)
+    if aromatic and any(atom.GetIsAromatic() and atom.GetNumExplicitHs() for atom in mol.GetAtoms()):
+        read = classes_to_mol(nodes, bonds, vocabulary)
+        if read is None or to_smiles(read) != to_smiles(mol, stereo=False):
+            raise ValueError(
+                "mol: a hydrogen on an aromatic atom, expected none where aromatic bonds have a class and hydrogens none"
+            )
+    return nodes, bonds
+
+
+def encoder(vocabulary: Vocabulary, bond_shares: Sequence[float]) -> Callable[[Sequence[str]], GraphBatch]:
+    """:func:`encode` in the form that a policy was trained on: with aromatic bonds if its data has any.
 
     Args:
         vocabulary: atom types of the node classes.
-        bond_classes: number of bond classes; more than 4 has the aromatic one.
+        bond_shares: frequency of each bond class in the data; the fifth, of aromatic bonds, may be missing.
 
-    >>> encoder(Vocabulary(("C", "O")), 4)(["OC"]).nodes.tolist(), encoder(Vocabulary(("H", "C")), 4)
-    ([[1, 0]], None)
+    >>> encoder(Vocabulary(("H", "C", "O")), (0.8, 0.2, 0.0, 0.0))(["CO"]).nodes.tolist()
+    [[1, 2, 0, 0, 0, 0]]
     """
-    kekule = bond_classes <= 1 + len(_BOND_CLASS) and all(t.symbol != "H" for t in vocabulary.types)
-    return partial(encode, vocabulary=vocabulary) if kekule else None
+    return partial(encode, vocabulary=vocabulary, aromatic=has_aromatic(bond_shares))
+
+
+def has_aromatic(bond_shares: Sequence[float]) -> bool:
+    """Whether data with these frequencies of bond classes has aromatic bonds.
+
+    >>> has_aromatic((0.9, 0.1, 0.0, 0.0)), has_aromatic((0.9, 0.1, 0.0, 0.0, 0.0)), has_aromatic((0.8, 0.1, 0.0, 0.0, 0.1))
+    (False, False, True)
+    """
+    return len(bond_shares) > AROMATIC and bond_shares[AROMATIC] > 0
 
 
 def as_given_to(function: object) -> Callable[[Chem.Mol], Chem.Mol]:

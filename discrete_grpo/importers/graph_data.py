@@ -14,10 +14,14 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from discrete_grpo.core.checks import check_whole
+from discrete_grpo.domains.molecules import AROMATIC as AROMATIC_BOND
 from discrete_grpo.domains.molecules import Vocabulary
 from discrete_grpo.importers.tensors import read_json
 
 __all__ = ["DataName", "PriorName", "TrainingData", "data_from", "fitting", "known_data", "one_of", "prior", "read_statistics"]
+
+BOND_CLASSES = 1 + AROMATIC_BOND
+"""Most edge classes of molecules: none, single, double, triple, aromatic."""
 
 DataName = Literal["qm9", "qm9-h", "zinc", "zinc-gdpo", "moses", "guacamol", "planar", "tree", "sbm"]
 
@@ -61,6 +65,9 @@ class TrainingData:
             raise ValueError(f"weights: {self.weights}, expected finite numbers >= 0")
         if self.atoms:
             Vocabulary(self.atoms)
+            if len(self.edge_marginal) > BOND_CLASSES:
+                told = f"edge_marginal: {len(self.edge_marginal)} classes, expected at most {BOND_CLASSES} with atoms"
+                raise ValueError(f"{told}: none, single, double, triple and aromatic bonds")
         given: object = self.steps
         if isinstance(given, float) and given.is_integer():  # as JSON of other programs may have it
             object.__setattr__(self, "steps", int(given))

@@ -155,8 +155,8 @@ def graph_policy(policy: Any, *, num_steps: int, elbo_draws: int) -> ElboLikelih
     """
     inner: GraphPolicy | None = graph_part(policy)
     if inner is not None and inner.encode is None:
-        told = "policy: it has no encode, as with aromatic bonds or hydrogens as atoms, and so learns from no SMILES string"
-        raise ValueError(f"{told}, expected one whose molecules are kekulised and without hydrogens; train and search take others")
+        told = "policy: it has no encode and so learns from no SMILES string, expected one that makes graphs of them"
+        raise ValueError(f"{told}; train and search take others")
     options = SamplerOptions(num_steps=num_steps, shared_steps=0)
     return ElboLikelihood(with_sampler(inner, options), draws=elbo_draws).eval()
 

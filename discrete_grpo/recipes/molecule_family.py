@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from discrete_grpo.core.sample_metrics import SampleMetrics
 from discrete_grpo.datasets.text_files import path_named
@@ -19,6 +19,9 @@ from discrete_grpo.recipes.reward_kinds import check_kind
 from discrete_grpo.rewards.diversity import diversity_metrics
 from discrete_grpo.rewards.ledger import molecule_key
 from discrete_grpo.runs.checkpoint import CheckpointError
+
+if TYPE_CHECKING:
+    from discrete_grpo.datasets.molecules import MoleculeStatistics
 
 __all__ = ["MOLECULES", "property_columns", "scaffold_sites"]
 
@@ -76,23 +79,24 @@ def _read_statistics(metadata: Columns, read: Callable[[dict[str, Any]], _Statis
         raise CheckpointError(f"checkpoint: it has molecule statistics that cannot be read ({error})") from error
 
 
-def _vocabulary(metadata: Columns) -> chemistry.Vocabulary:
-    """The vocabulary of a policy whose atom types have the charges in them."""
+def _molecules(metadata: Columns) -> MoleculeStatistics:
+    """The statistics of a policy whose atom types have the charges in them."""
     from discrete_grpo.datasets.molecules import MoleculeStatistics
 
-    return _read_statistics(metadata, MoleculeStatistics.from_json).vocabulary
+    return _read_statistics(metadata, MoleculeStatistics.from_json)
 
 
 def _decode(policy: Any, metadata: Columns) -> None:
     """Make the policy decode to canonical SMILES, for graphs and for texts."""
     inner = innermost(policy)
     if hasattr(inner, "node_kernel"):
-        vocabulary = _vocabulary(metadata)
+        stats = _molecules(metadata)
+        vocabulary = stats.vocabulary
         types, classes = len(vocabulary), inner.node_kernel.noise.num_clean
         if types != classes:
             raise CheckpointError(f"checkpoint: it has a vocabulary of {types} atom types, expected the policy's {classes}")
         inner.decode = partial(chemistry.decode, vocabulary=vocabulary)
-        inner.encode = chemistry.encoder(vocabulary, inner.edge_kernel.noise.num_clean)
+        inner.encode = chemistry.encoder(vocabulary, stats.edge_marginal)
         return
     if hasattr(inner, "node_fields"):
         _decode_fields(inner, metadata)
@@ -132,15 +136,25 @@ def _condition(policy: Any, metadata: Columns, condition: Columns) -> Columns:
     if hasattr(inner, "node_fields"):
         raise ValueError(f"scaffold: {text!r}, expected none: a policy with charges as a field fixes no atoms")
     if hasattr(inner, "node_kernel"):
-        return {**condition, "fixed": scaffold_sites(text, _vocabulary(metadata), inner.max_nodes)}
+        stats = _molecules(metadata)
+        aromatic = chemistry.has_aromatic(stats.edge_marginal)
+        return {**condition, "fixed": scaffold_sites(text, stats.vocabulary, inner.max_nodes, aromatic=aromatic)}
     mol = chemistry.parse(text)
     if mol is None:
         raise ValueError(f"scaffold: {text!r}, expected a valid, connected SMILES")
     return {**condition, "scaffold": chemistry.to_smiles(mol, stereo=False)}
 
 
-def scaffold_sites(smiles: str, vocabulary: chemistry.Vocabulary, max_nodes: int | None = None) -> FixedSites:
-    """A scaffold as fixed sites: its atoms first, and every bond and non-bond between them.
+def scaffold_sites(
+    smiles: str, vocabulary: chemistry.Vocabulary, max_nodes: int | None = None, *, aromatic: bool = False
+) -> FixedSites:
+    """A scaffold as fixed sites: its heavy atoms first, and every bond and non-bond between them.
+
+    Args:
+        smiles: the scaffold.
+        vocabulary: atom types of the policy's node classes.
+        max_nodes: size of the largest graph that the policy draws; None means any.
+        aromatic: whether the policy draws aromatic bonds; otherwise they are kekulised.
 
     Raises:
         ValueError: if ``smiles`` is no molecule, has atoms outside the vocabulary, or more than ``max_nodes`` of them.
@@ -149,7 +163,7 @@ def scaffold_sites(smiles: str, vocabulary: chemistry.Vocabulary, max_nodes: int
     if mol is None:
         raise ValueError(f"scaffold: {smiles!r}, expected a valid, connected SMILES")
     try:
-        nodes, bonds = chemistry.molecule_to_classes(mol, vocabulary)
+        nodes, bonds = chemistry.molecule_to_classes(mol, vocabulary, aromatic=aromatic)
     except ValueError as error:
         raise ValueError(f"scaffold: {smiles!r}, {str(error).removeprefix('mol: ')}") from error
     if max_nodes is not None and len(nodes) > max_nodes:

@@ -148,11 +148,14 @@ def _tell_left_out(recipe: SFTRecipe, given: Sequence[Any], forms: Sequence[Any]
 
 def _graph_kind(recipe: SFTRecipe, policy: Any, loaded: LoadedPolicy) -> _Kind:
     """Samples that are graphs of the policy's classes, of any size but 0."""
+    encode = policy.encode
+    if encode is None:
+        raise ValueError(f"policy: {recipe.policy!r} has no encode, expected one that makes graphs of samples")
 
     @cache
     def size(sample: Any) -> int:
         try:
-            return 0 if policy.encode is None else int(policy.encode([sample]).sizes[0])
+            return int(encode([sample]).sizes[0])
         except ValueError:
             return 0
 
@@ -160,7 +163,7 @@ def _graph_kind(recipe: SFTRecipe, policy: Any, loaded: LoadedPolicy) -> _Kind:
         names, values = getattr(policy, "properties", ()), None
         if names:
             values = _values(samples, names, loaded, conditions)
-        return EncodedSamples(tuple(samples), torch.tensor([size(sample) for sample in samples]), policy.encode, values)
+        return EncodedSamples(tuple(samples), torch.tensor([size(sample) for sample in samples]), encode, values)
 
     def adapted(policy: Any, samples: Sequence[Any]) -> Any:
         """The policy with node counts, and maybe frequencies of classes, of the samples."""

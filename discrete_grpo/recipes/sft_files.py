@@ -13,6 +13,7 @@ from discrete_grpo.recipes.families import FileOptions, innermost
 from discrete_grpo.recipes.loading import LoadedPolicy
 
 if TYPE_CHECKING:
+    from discrete_grpo.domains.spatial_molecules import SpatialMolecule
     from discrete_grpo.recipes.sft import SFTRecipe
 
 __all__ = ["Samples", "samples_of"]
@@ -117,7 +118,21 @@ def _spatial(recipe: SFTRecipe, loaded: LoadedPolicy) -> Sequence[Any]:
     if (lost := len(found) - len(known)) > recipe.max_broken * len(found) and known:
         wanted = f"expected at most a share of max_broken ({recipe.max_broken:g})"
         raise ValueError(f"data: {recipe.source}: {lost} of {len(found)} records are no molecule in space, {wanted}")
-    return known
+    return [_as_trained_on(sample, loaded) for sample in known]
+
+
+def _as_trained_on(sample: SpatialMolecule, loaded: LoadedPolicy) -> SpatialMolecule:
+    """The molecule with aromatic or Kekulé bonds, and with or without hydrogens, as in the data of the policy."""
+    from discrete_grpo.datasets.spatial import SpatialStatistics
+    from discrete_grpo.domains.conformers import as_stored
+    from discrete_grpo.domains.molecules import has_aromatic
+    from discrete_grpo.domains.spatial_molecules import to_mol
+
+    stats, mol = SpatialStatistics.from_json(loaded.metadata["statistics"]), to_mol(sample)
+    if mol is None:
+        return sample
+    stored = as_stored(mol, hydrogens="H" in stats.symbols, aromatic=has_aromatic(stats.bond_marginal))
+    return sample if isinstance(stored, str) else stored
 
 
 def _lines(recipe: SFTRecipe, loaded: LoadedPolicy) -> Sequence[str]:

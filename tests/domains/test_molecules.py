@@ -101,6 +101,46 @@ def test_encoding_is_the_kekulised_bond_table() -> None:
     assert sorted(benzene[benzene > 0].tolist()) == [1] * 6 + [2] * 6
 
 
+def test_aromatic_bonds_have_a_class_where_asked_for() -> None:
+    batch = encode(["c1ccccc1C=O", "C#N"], CNOF, aromatic=True)
+    found = batch.edges.triu(1)
+    assert sorted(found[0][found[0] > 0].tolist()) == [1, 2] + [4] * 6
+    assert sorted(found[1][found[1] > 0].tolist()) == [3]
+    assert encode(["C=O"], CNOF, aromatic=True).edges.tolist() == encode(["C=O"], CNOF).edges.tolist()
+
+
+@pytest.mark.parametrize("form", ["aromatic", "hydrogens", "both"])
+def test_every_form_decodes_to_the_same_molecule(form: str) -> None:
+    hydrogens, aromatic = form != "aromatic", form != "hydrogens"
+    vocabulary = Vocabulary(("H", *WIDE.atoms)) if hydrogens else WIDE
+    known = [one for one in HAND_PICKED if hydrogens or "[nH]" not in one]
+    assert "c1cc[nH+]cc1" in known
+    drawn = decode(encode(known, vocabulary, aromatic=aromatic), vocabulary)
+    assert [canonical(one) if one else None for one in drawn] == [canonical(one) for one in known]
+
+
+@pytest.mark.parametrize("smiles", ["c1cc[nH]c1", "c1ccc2[nH]ccc2c1", "O=c1cc[nH]c(=O)[nH]1"])
+def test_an_aromatic_ring_does_not_tell_its_hydrogen(smiles: str) -> None:
+    with pytest.raises(
+        ValueError, match=r"^smiles\[1\]: .*, mol: a hydrogen on an aromatic atom, expected none where aromatic bonds have"
+    ):
+        encode(["C", smiles], CNOF, aromatic=True)
+    nodes, bonds = molecule_to_classes(Chem.MolFromSmiles(smiles), CNOF, aromatic=True)  # as a scaffold, which may have more on it
+    assert classes_to_mol(nodes, bonds, CNOF) is None
+    assert sum(order == 4 for _, _, order in bonds) > 4
+
+
+def test_hydrogens_are_nodes_where_the_vocabulary_has_them() -> None:
+    batch = encode(["CO", "[H][H]"], Vocabulary(("H", "C", "O")))
+    assert batch.nodes.tolist() == [[1, 2, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0]]
+    assert batch.sizes.tolist() == [6, 2]
+    assert batch.edges[0].sum(1).tolist() == [4, 2, 1, 1, 1, 1]
+    with pytest.raises(
+        ValueError, match=r"^smiles\[0\]: '\[H\]\[H\]', mol: a hydrogen that is bonded to no heavy atom, expected none$"
+    ):
+        encode(["[H][H]"], CNOF)
+
+
 def test_molecule_to_classes_and_back() -> None:
     nodes, bonds = molecule_to_classes(Chem.AddHs(Chem.MolFromSmiles("NC=O")), CNOF)
     assert (nodes, sorted(bonds)) == ([1, 0, 2], [(0, 1, 1), (1, 2, 2)])

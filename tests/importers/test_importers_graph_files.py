@@ -13,15 +13,18 @@ import pytest
 import torch
 from torch import Tensor
 
+from discrete_grpo import PretrainConfig, SFTRecipe, load_policy
 from discrete_grpo.cli import main
 from discrete_grpo.core.rollout import group_contexts
 from discrete_grpo.diffusion.flow import FlowEuler
 from discrete_grpo.diffusion.kernels import D3PM
 from discrete_grpo.importers import import_checkpoint, import_defog, import_digress, import_graph_grpo
-from discrete_grpo.importers.graph_data import DataName, known_data
+from discrete_grpo.importers.graph_data import DataName, known_data, read_statistics
 from discrete_grpo.models.digress_transformer import DigressTransformer
 from discrete_grpo.policies.graph import GraphPolicy
-from discrete_grpo.runs.checkpoint import CheckpointError, load_metadata, read_policy
+from discrete_grpo.recipes.loading import load
+from discrete_grpo.recipes.sft import run_sft
+from discrete_grpo.runs.checkpoint import CheckpointError, load_metadata, read_policy, save
 from tests.imported import PLANAR, QM9, Made, assert_their_logits, defog, digress, lightning, one_line, weights
 
 GUACAMOL, ZINC, GDPO = (12, 5), (9, 4), (9, 5)
@@ -118,6 +121,40 @@ def test_gdpos_zinc_is_a_data_set_of_its_own(tmp_path: Path) -> None:
     assert molecule is not None
     assert (molecule.weights, molecule.max_weight) == ((12.0, 14.0, 16.0, 19.0, 31.0, 32.1, 35.45, 79.9, 126.9), 350.0)
     assert policy.max_nodes == 38
+
+
+def test_a_policy_with_aromatic_bonds_is_trained_further_on_smiles(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = digress_of("zinc-gdpo", GDPO)
+    torch.save({"model." + name: tensor for name, tensor in made[0].items()}, tmp_path / "gdpo.pt")
+    found = import_digress(tmp_path / "gdpo.pt", dataset="zinc-gdpo", num_steps=3)
+    saved = save(tmp_path / "policy", found.policy, metadata=found.metadata)
+    (tmp_path / "data.smi").write_text("Cc1ccccc1\nc1ccsc1\nCCO\nc1cc[nH]c1\nc1ccncc1\n")
+    few = PretrainConfig(max_steps=2, batch_size=2, warmup_steps=0, save_steps=2, log_steps=1)
+    recipe = SFTRecipe(
+        str(saved), str(tmp_path / "data.smi"), str(tmp_path / "run"), pretrain=few, max_broken=0.3, evaluation_samples=0
+    )
+    run_sft(recipe)
+    assert "1 of 5 samples cannot be drawn by the policy, such as 'c1cc[nH]c1'; they are left out" in capsys.readouterr().err
+    trained = load_policy(tmp_path / "run")
+    assert trained.node_counts[3] > 0
+    assert int((trained.encode(["c1ccncc1"]).edges == 4).sum()) == 12
+    fixed = load(str(tmp_path / "run")).family.condition(trained, found.metadata, {"scaffold": "c1cc[nH]c1"})["fixed"]
+    assert sorted(fixed.edges.values()) == [0] * 5 + [4] * 5
+
+
+def test_molecules_have_at_most_five_classes_of_bonds(tmp_path: Path) -> None:
+    fields = {
+        "name": "own",
+        "node_counts": [0, 0.5, 0.5],
+        "node_marginal": [0.5, 0.5],
+        "edge_marginal": [0.5, 0.1, 0.1, 0.1, 0.1, 0.1],
+    }
+    (tmp_path / "data.json").write_text(json.dumps(fields | {"atoms": ["C", "O"]}))
+    with pytest.raises(ValueError, match="edge_marginal: 6 classes, expected at most 5 with atoms: none, single") as error:
+        read_statistics(tmp_path / "data.json")
+    one_line(error)
+    (tmp_path / "data.json").write_text(json.dumps(fields))
+    assert read_statistics(tmp_path / "data.json").classes == (2, 6)
 
 
 def test_no_class_without_mass_is_added(tmp_path: Path) -> None:

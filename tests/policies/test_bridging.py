@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import networkx as nx
 import pytest
 import torch
 from scipy.stats import chi2
-from torch import Tensor
+from torch import Tensor, nn
 
 from discrete_grpo import load_policy
 from discrete_grpo.core.categorical import score_sites
@@ -20,7 +21,8 @@ from discrete_grpo.diffusion.kernels import D3PM, Kernel, chain_law
 from discrete_grpo.diffusion.noise import Noise, absorbing, marginal, uniform
 from discrete_grpo.diffusion.schedules import CosineSchedule, LinearSchedule, Schedule, time_grid
 from discrete_grpo.domains import graph6, labelled_graphs, molecules
-from discrete_grpo.domains.graphs import GraphBatch, node_mask, num_pairs, symmetrise, upper
+from discrete_grpo.domains.graphs import GraphBatch, node_mask, num_pairs, symmetrise, unpack, upper
+from discrete_grpo.metrics import molecules as metrics
 from discrete_grpo.policies.bridging import bridges
 from discrete_grpo.policies.decoders import EdgeListDecoder, LabelledGraph, SelfiesDecoder
 from discrete_grpo.policies.graph import GraphPolicy
@@ -280,9 +282,22 @@ def test_a_policy_of_molecules_refuses_what_it_cannot_draw() -> None:
         policy.rollout_of(["C" * 10])
 
 
-def test_aromatic_bonds_and_hydrogens_have_no_encoder() -> None:
-    assert molecules.encoder(molecules.Vocabulary(("C", "O")), 5) is None
-    assert molecules.encoder(molecules.Vocabulary(("H", "C")), 4) is None
+@pytest.mark.parametrize("hydrogens", [False, True])
+@pytest.mark.parametrize("aromatic", [False, True])
+def test_a_trajectory_ends_in_the_form_that_the_policy_was_trained_on(hydrogens: bool, aromatic: bool) -> None:
+    shares = (0.8, 0.1, 0.04, 0.02, 0.04 * aromatic)
+    vocabulary = molecules.Vocabulary(("H", "C", "O") if hydrogens else ("C", "O"))
+    nodes, edges = D3PM(uniform(len(vocabulary), LINEAR)), D3PM(uniform(5, LINEAR))
+    decode, encode = partial(molecules.decode, vocabulary=vocabulary), molecules.encoder(vocabulary, shares)
+    policy = GraphPolicy(nn.Linear(1, 1), nodes, edges, (0.0,) + (1 / 12,) * 12, num_steps=3, decode=decode, encode=encode)
+    assert policy.can_draw("c1ccccc1")
+    made = policy.rollout_of(["c1ccccc1", "CCO"], generator=seeded())
+    end = unpack(made.states["nodes"][:, -1], made.states["pairs"][:, -1], node_mask(made.size, made.states["nodes"].shape[-1]))
+    assert end.sizes.tolist() == ([12, 9] if hydrogens else [6, 3])
+    assert int((end.edges[0] == 4).sum()) == 12 * aromatic
+    drawn = molecules.decode(end, vocabulary)
+    assert [metrics.canonical(one) for one in drawn] == ["c1ccccc1", "CCO"]
+    assert [one.count("[H]") for one in drawn if one] == ([6, 6] if hydrogens else [0, 0])
 
 
 def test_a_graph_policy_knows_its_sizes_and_classes() -> None:

@@ -11,10 +11,14 @@ import torch
 from torch import Tensor
 
 from discrete_grpo import SFTRecipe, load_policy, pretrain
+from discrete_grpo.datasets.spatial import conformers, spatial_statistics
 from discrete_grpo.domains.graph6 import graph6
+from discrete_grpo.domains.spatial_molecules import to_cxsmiles
 from discrete_grpo.domains.tokenizer import Tokenizer
+from discrete_grpo.models.equivariant import EquivariantSizes
 from discrete_grpo.recipes.diffusion import DiffusionOptions
 from discrete_grpo.recipes.sft import run_sft
+from discrete_grpo.recipes.spatial import SpatialOptions, spatial_policy
 from discrete_grpo.runs.checkpoint import Checkpoints, load_metadata, save
 from discrete_grpo.runs.recorder import read_evaluation, read_metrics, read_samples
 from discrete_grpo.training.lora import LoraOptions
@@ -168,6 +172,24 @@ def test_broken_records_in_space_are_counted(tmp_path: Path) -> None:
         ValueError, match=r"1 of 5 records are no molecule in space, expected at most a share of max_broken \(0.1\)$"
     ):
         made(SFTRecipe(policy, data, test_share=0.3, max_broken=0.1))
+
+
+@pytest.mark.parametrize("aromatic", [False, True])
+def test_bonds_in_space_are_read_as_the_policy_was_trained_on_them(aromatic: bool, tmp_path: Path) -> None:
+    known, given = (conformers(["Cc1ccccc1", "c1ccccc1", "CCO"], aromatic=kind).molecules for kind in (aromatic, not aromatic))
+    stats = spatial_statistics(known)
+    sizes = EquivariantSizes(layers=1, heads=2, width=16, edge_width=8, global_width=8)
+    policy = save(
+        tmp_path / "policy",
+        spatial_policy(stats, sizes, SpatialOptions(num_steps=2)),
+        metadata={"kind": "spatial", "statistics": stats.to_json()},
+    )
+    data = written(tmp_path / "data.smi", [to_cxsmiles(one) for one in given])
+    found = made(SFTRecipe(str(policy), data, test_share=0.4))
+    wanted = {len(one): sorted(order for _, _, order in one.bonds) for one in known}
+    assert {len(one): sorted(order for _, _, order in one.bonds) for one in found.samples}.items() <= wanted.items()
+    assert any(wanted[len(one)].count(4) == 6 * aromatic for one in found.samples)
+    assert found.count == 3
 
 
 def test_a_wrong_name_of_a_metric_costs_no_update(tmp_path: Path) -> None:
