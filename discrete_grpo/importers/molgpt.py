@@ -101,7 +101,7 @@ def import_molgpt(
     properties: Sequence[str] = (),
     start: str = "C",
 ) -> TokenPolicy:
-    """Import MolGPT weights as a policy; MolGPT has no missing properties, so every context should give all of them.
+    """Import MolGPT weights as a policy; MolGPT has no missing properties, so every context has to give all of them.
 
     Args:
         path: weights, as a ``state_dict`` of ``torch.save`` or a safetensors file.

@@ -115,9 +115,7 @@ def prepare_columns(loaded: LoadedPolicy, given: Sequence[Columns] | None, scaff
     conditions = [family.condition(policy, loaded.metadata, condition) for condition in whole]
     for condition in conditions:
         _check_names(policy, condition)
-        check = getattr(policy, "check_condition", None)
-        if check is not None:
-            check(condition)
+        _check_condition(policy, condition)
     return conditions
 
 
@@ -129,13 +127,22 @@ def check_unconditional(policy: Any) -> None:
 
 def _lack(policy: Any) -> ValueError | None:
     """The error of a policy that draws nothing without a condition; None if it draws."""
-    check = getattr(policy, "check_condition", None)
     try:
-        if check is not None:
-            check({})
+        _check_condition(policy, {})
     except ValueError as error:
         return error
     return None
+
+
+def _check_condition(policy: Any, condition: Columns) -> None:
+    """Raise ``ValueError`` for a condition that the policy cannot follow, and for a property that it was never trained without."""
+    if (check := getattr(policy, "check_condition", None)) is not None:
+        check(condition)
+    inner = innermost(policy)
+    if getattr(inner, "condition_dropout", None) == 0:
+        for name in [one.name for one in getattr(inner, "properties", ())]:
+            if condition.get(name) is None:
+                raise ValueError(f"{name}: None, expected a number, as the policy was trained with one always")
 
 
 def check_read(policy: Any, given: Iterable[Columns] | None, *, scaffolds: bool = False) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import networkx as nx
 import pytest
 
-from discrete_grpo import evaluate, sample
+from discrete_grpo import GRPOConfig, evaluate, sample, train
 from discrete_grpo.cli import main
 from discrete_grpo.datasets.spatial import conformers
 from discrete_grpo.domains.spatial_molecules import to_cxsmiles
@@ -17,6 +17,8 @@ from discrete_grpo.recipes.conditions import check_read, tell_unread
 from discrete_grpo.recipes.evaluate import evaluate_file
 from discrete_grpo.recipes.loading import load_policy
 from discrete_grpo.recipes.sample import sample_file, sample_lines, sample_policy
+from discrete_grpo.rewards.molecules import validity
+from tests.recipes.sft_cases import SCALES, texts
 
 
 @pytest.mark.parametrize(
@@ -63,6 +65,21 @@ def test_conditions_that_only_rewards_read_are_told(capsys: pytest.CaptureFixtur
         tell_unread(policy, [{"lengths": 2}])
         check_read(policy, [{"lengths": 2}, {"num_node": 3}])
     assert capsys.readouterr().err == ""
+
+
+def test_a_property_that_the_policy_was_never_trained_without_has_to_be_given(tmp_path: Path) -> None:
+    always = texts(tmp_path / "always", properties=SCALES, condition_dropout=0.0)
+    needed = "MolWt: None, expected a number, as the policy was trained with one always"
+    with pytest.raises(ValueError, match=rf"^columns: None, expected conditions, as --columns='.*MolWt.*' \({needed}\)$"):
+        sample(always, 1)
+    with pytest.raises(ValueError, match=needed.replace("MolWt", "TPSA")):
+        sample(always, 1, columns=[{"MolWt": 40.0}])
+    given = [{"MolWt": 40.0, "TPSA": 10.0}]
+    assert len(sample(always, 2, columns=given)) == 2
+    assert len(sample(texts(tmp_path / "sometimes", properties=SCALES, condition_dropout=0.1), 2)) == 2
+    with pytest.raises(ValueError, match=needed):
+        train(always, validity, output_dir=tmp_path / "run", grpo=GRPOConfig(max_steps=1))
+    assert not (tmp_path / "run").exists()
 
 
 def test_samples_are_printed_where_no_file_is_named(capsys: pytest.CaptureFixture[str]) -> None:
