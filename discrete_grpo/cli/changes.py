@@ -15,12 +15,16 @@ __all__ = ["check_changes", "may_change", "written"]
 _MAY_CHANGE = {
     "train": (
         *("grpo.max_steps", "grpo.patience", "grpo.patience_threshold", "grpo.save_steps", "grpo.save_total_limit"),
+        *("grpo.metric_for_best_model", "grpo.greater_is_better"),
         "max_oracle_calls",
     ),
     "optimise": ("max_oracle_calls", "save_rounds"),
     "search": ("rounds", "max_oracle_calls"),
 }
-_PRETRAINING = ("pretrain.max_steps", "pretrain.log_steps", "pretrain.save_steps", "pretrain.save_total_limit")
+_PRETRAINING = (
+    *("pretrain.max_steps", "pretrain.log_steps", "pretrain.save_steps", "pretrain.save_total_limit"),
+    *("pretrain.metric_for_best_model", "pretrain.greater_is_better"),
+)
 
 _GROWING = ("max_oracle_calls", "rounds")
 """Limits that a run may already have reached."""

@@ -273,8 +273,10 @@ class Checkpoints:
         name, known = self.metric_for_best_model, sorted(names)
         if name is not None and name not in known:
             told = f"{did_you_mean(name, known)} expected one of {', '.join(known)}".lstrip()
-            untrained = [real_name(path) for path in self.all()] == [f"step-{0:08d}"]
-            again = f"; {self.folder.parent} keeps no update, so begin again in another folder" if untrained else ""
+            kept = [real_name(path) for path in self.all()]
+            again = f"; resume {self.folder.parent} with the right name" if kept else ""
+            if kept == [f"step-{0:08d}"]:
+                again = f"; {self.folder.parent} keeps no update, so begin again in another folder"
             raise ValueError(f"metric_for_best_model: {name!r} is not logged; {told}{again}")
 
     def save(

@@ -62,6 +62,20 @@ def test_a_pretraining_that_goes_on_says_what_its_learning_rate_does(capsys: pyt
     assert settings("p")["pretrain"]["max_steps"] == 4
 
 
+def test_a_run_that_a_mistyped_metric_ended_is_resumed_with_the_right_one(refuse: Refuse) -> None:
+    steps = ["--pretrain.max_steps=4", "--pretrain.save_steps=2", "--evaluation_samples=8"]
+    told = refuse("pretrain", "enumerated-tiny", *PRETRAIN, *steps, "--pretrain.metric_for_best_model=eval/vaild", "--output_dir=p")
+    assert told.startswith("metric_for_best_model: 'eval/vaild' is not logged; did you mean 'eval/valid'? expected one of")
+    assert told.endswith("; resume p with the right name")
+    assert main(["resume", "p", "--pretrain.metric_for_best_model=eval/valid"]) == 0
+    assert (
+        main(["pretrain", "enumerated-tiny", *PRETRAIN, *steps, "--pretrain.metric_for_best_model=eval/valid", "--output_dir=q"])
+        == 0
+    )
+    assert outcome("p") == outcome("q")
+    assert Path("p/checkpoints/best.json").is_file()
+
+
 @pytest.mark.parametrize(
     ("group", "config", "said"),
     [

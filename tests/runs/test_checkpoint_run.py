@@ -301,7 +301,7 @@ def test_a_run_that_a_mistyped_metric_ends_before_an_update_says_that_it_can_be_
     with pytest.raises(ValueError, match=rf"; {re.escape(str(tmp_path))} keeps no update, so begin again in another folder$"):
         store.check_metric({"reward": 0.5})
     write(store, 2)
-    with pytest.raises(ValueError, match=r"expected one of reward$"):
+    with pytest.raises(ValueError, match=rf"expected one of reward; resume {re.escape(str(tmp_path))} with the right name$"):
         store.check_metric({"reward": 0.5})
 
 
