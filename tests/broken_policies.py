@@ -334,6 +334,33 @@ class MostDrawn(Words):
         return replace(made, max_units=int(made.size.max()))
 
 
+class CopiesInGroups(Words):
+    """Draws one word per group and repeats it."""
+
+    def sample(self, contexts: Sequence[Context], *, generator: torch.Generator | None = None) -> Rollout:
+        drawn = super().sample(contexts, generator=generator)
+        groups = drawn.group.tolist()
+        return replace(drawn.index(torch.tensor([groups.index(g) for g in groups])), columns=drawn.columns, group=drawn.group)
+
+
+class OneNumberPerRow(Words):
+    """Draws every letter of a word by inversion of the same uniform number: each alone has its probability."""
+
+    @torch.no_grad()
+    def sample(self, contexts: Sequence[Context], *, generator: torch.Generator | None = None) -> Rollout:
+        mood, b = self.moods(contexts, generator), len(contexts)
+        uniform = torch.rand(b, 1, generator=generator)
+        letters, on, logps = torch.zeros(b, self.length, dtype=torch.uint8), torch.ones(b, dtype=torch.bool), []
+        for k in range(self.length):
+            table = self.tables(letters, torch.full_like(mood[:, None], k), mood)[:, 0]
+            drawn = torch.where(on, (table.exp().cumsum(-1) < uniform).sum(-1).clamp(max=2), 0)
+            letters[:, k] = drawn.to(torch.uint8)
+            logps.append(torch.where(on, gather(table, drawn), 0.0))
+            on = on & (drawn > 0)
+        longest = min(self.length, int((letters > 0).sum(1).max()) + 1)
+        return self.rollout(contexts, letters[:, :longest], mood, torch.stack(logps[:longest], 1))
+
+
 class Raises(Words):
     def sites(self, rollout: Rollout, steps: Tensor | None = None) -> Sequence[Sites]:
         if steps is not None:
@@ -342,6 +369,29 @@ class Raises(Words):
 
 
 # ---------------------------------------------------------------- twins of the graph policy
+
+
+class OneNumberPerStep(GraphPolicy):
+    """Draws all nodes and edges of a step by inversion of the same uniform number."""
+
+    @torch.no_grad()
+    def sample(self, contexts: Sequence[Context], *, generator: torch.Generator | None = None) -> Rollout:
+        made = super().sample(contexts, generator=generator)
+        nodes, pairs = made.states["nodes"].clone(), made.states["pairs"].clone()
+        logps = []
+        for step in range(self.num_steps):
+            rollout = replace(made, states={**made.states, "nodes": nodes, "pairs": pairs})
+            sites = self.sites(rollout, torch.full((len(made), 1), step))
+            uniform = torch.rand(len(made), 1, 1, generator=generator)
+            total = torch.zeros(len(made))
+            for kind, state in zip(sites, (nodes, pairs), strict=True):
+                table = kind.log_probs
+                drawn = (table.exp().cumsum(-1) < uniform[..., None]).sum(-1).clamp(max=table.shape[-1] - 1)
+                drawn = torch.where(kind.mask, drawn, 0)
+                state[:, step + 1] = drawn[:, 0].to(state.dtype)
+                total += torch.where(kind.mask, gather(table, drawn), 0.0).sum((1, 2))
+            logps.append(total)
+        return replace(made, states={**made.states, "nodes": nodes, "pairs": pairs}, logp=torch.stack(logps, 1))
 
 
 class EdgesTwice(GraphPolicy):

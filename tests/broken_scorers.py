@@ -105,6 +105,14 @@ class HalfTheGradient(ScoredWords):
         return replace(found, logp=0.5 * found.logp + 0.5 * found.logp.detach())
 
 
+class HalfTheGradientOfTheKl(ScoredWords):
+    """The KL is right and its gradient is not."""
+
+    def score(self, rollout: Rollout, steps: Tensor | None = None, reference: Any | None = None) -> Scores:
+        found = super().score(rollout, steps, reference)
+        return found if found.kl is None else replace(found, kl=0.5 * found.kl + 0.5 * found.kl.detach())
+
+
 class NoKl(ScoredWords):
     def score(self, rollout: Rollout, steps: Tensor | None = None, reference: Any | None = None) -> Scores:
         return super().score(rollout, steps)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -18,7 +19,7 @@ from discrete_grpo.core.rollout import Context, Policy, Reward, Rollout, as_modu
 from discrete_grpo.domains.sample_text import sample_text
 from discrete_grpo.training.config import GRPOConfig
 
-__all__ = ["Case", "Change", "Law", "Measured", "Skip", "claims", "gap", "per_step", "same", "why_no_sites"]
+__all__ = ["Case", "Change", "Law", "Measured", "Skip", "claims", "gap", "per_step", "same", "why_no_sites", "with_other_weights"]
 
 LOG_PROB_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 """Largest relative difference of two ways to compute the same log-prob, by dtype of the weights."""
@@ -26,6 +27,8 @@ LOG_PROB_TOLERANCE_HALF = 5e-2
 """The same for 16-bit weights."""
 ROUND = 256
 """Number of trajectories that are drawn or scored in one batch."""
+SHIFT = 0.05
+"""Standard deviation of the noise added to each weight of a reference."""
 
 Change = Callable[[Rollout, torch.Generator], Rollout]
 
@@ -177,6 +180,16 @@ def gap(found: Shaped[Tensor, "*any"], wanted: Shaped[Tensor, "*any"]) -> float:
 def per_step(scores: Scores) -> Float[Tensor, "batch step 3"]:
     """Log-prob, entropy and number of sites of each step."""
     return torch.stack([scores.logp.sum(-1), scores.entropy.sum(-1), scores.mask.sum(-1).to(scores.logp.dtype)], -1).cpu().double()
+
+
+def with_other_weights(case: Case) -> Policy:
+    """A copy of the policy with other weights."""
+    other, generator = copy.deepcopy(case.policy), case.generator(8)
+    with torch.no_grad():
+        for weight in as_module(other).parameters():
+            noise = torch.randn(weight.shape, generator=generator, device=generator.device)
+            weight.add_(SHIFT * noise.to(weight))
+    return other
 
 
 def claims(found: Mapping[str, bool], note: str = "") -> Measured:

@@ -12,7 +12,7 @@ import torch
 
 from discrete_grpo.core.checks import check_function, check_samples
 from discrete_grpo.core.rollout import Context, Policy, Reward, Rollout, as_module
-from discrete_grpo.testing import behaviour, causes, learning, probability, replay
+from discrete_grpo.testing import behaviour, causes, independence, learning, probability, replay
 from discrete_grpo.testing.case import Case, Change, Law, Skip, why_no_sites
 from discrete_grpo.testing.interface import check_arguments, check_methods, check_returned, whole_space
 from discrete_grpo.testing.learning import LAST
@@ -42,6 +42,7 @@ LAWS: Mapping[str, Law] = MappingProxyType(
         "total mass": probability.total_mass,
         "frequencies": probability.frequencies,
         "calibration": probability.calibration,
+        "independence": independence.independence,
         "generator": behaviour.generator,
         "global random state": behaviour.global_random_state,
         "unchanged": behaviour.unchanged,
@@ -57,7 +58,9 @@ LAWS: Mapping[str, Law] = MappingProxyType(
 )
 """Every law by name, in the order of the report."""
 
-ON_TABLES = frozenset({"probabilities", "probabilities bf16", "gaussian sites", "mask", "total mass", "frequencies", "calibration"})
+ON_TABLES = frozenset(
+    {"probabilities", "probabilities bf16", "gaussian sites", "mask", "total mass", "frequencies", "calibration", "independence"}
+)
 """Laws of sites, which are skipped for a policy without sites."""
 
 LEARNING_CONFIG = GRPOConfig(

@@ -15,9 +15,9 @@ from torch import Tensor
 from discrete_grpo.core.categorical import Scores
 from discrete_grpo.core.loss import grpo_loss, row_weights
 from discrete_grpo.core.precision import widen
-from discrete_grpo.core.rollout import Reward, group_contexts
+from discrete_grpo.core.rollout import Policy, Reward, group_contexts, is_scorer
 from discrete_grpo.core.scoring import score_samples
-from discrete_grpo.testing.case import Case, Measured, Skip
+from discrete_grpo.testing.case import Case, Measured, Skip, with_other_weights
 from discrete_grpo.training.trainer import GRPOTrainer
 
 __all__ = ["derivative", "gradient", "learning", "reinforce"]
@@ -30,6 +30,8 @@ GROUPS = 32
 """Groups drawn before training, to choose a property and to take its mean."""
 DIFFERENCES = ((torch.float64, 1e-6, 1e-3), (None, 1e-3, 5e-2), (None, 1e-2, 5e-2))
 """Dtype (None: the policy's own), step and tolerance of the central differences that are tried in turn."""
+MOST_CHANGE = 1.0
+"""Largest change of a sum of log-probs or KLs to either side, so that steep ones are measured by smaller steps."""
 PLACES = 48
 """Number of positions in a sample's text that are tried for a property."""
 LEAST_UPDATES = 50
@@ -38,11 +40,11 @@ LEAST_SPREAD = 0.06
 """Smallest mean within-group variance of a property that can be learned."""
 
 
-def _gradients(case: Case, loss: Callable[[Scores], Tensor]) -> list[Tensor]:
+def _gradients(case: Case, loss: Callable[[Scores], Tensor], reference: Policy | None = None) -> list[Tensor]:
     """∂loss/∂parameter of every trainable parameter of a fresh replay."""
     parameters = [p for p in case.module.parameters() if p.requires_grad]
     with torch.enable_grad():
-        value = loss(case.scores(case.rollout))
+        value = loss(case.scores(case.rollout, None, reference))
         return list(torch.autograd.grad(value, parameters, allow_unused=True, materialize_grads=True))
 
 
@@ -57,16 +59,17 @@ def gradient(case: Case) -> Measured:
 
 
 def derivative(case: Case) -> Measured | Skip:
-    """⟨∇ Σ log π, v⟩ = [Σ log π(θ + εv) - Σ log π(θ - εv)] / 2ε along a random direction v.
+    """⟨∇ f, v⟩ = [f(θ + εv) - f(θ - εv)] / 2ε along a direction v, of f = Σ log π, and of f = Σ KL(π ‖ π_ref) of scorers.
 
-    In float64 first; a policy with parts of fewer bits, or that cannot be made float64, is measured by larger steps.
+    v is the gradient plus noise of the same length. The KL of a policy with sites is that of its tables. In float64 first; a
+    policy with parts of fewer bits, or that cannot be made float64, is measured by larger steps.
     """
     found: Measured | Skip = Skip("weights are too coarse for differences")
     for dtype, epsilon, tolerance in DIFFERENCES:
         if dtype is None and next(case.module.parameters()).dtype not in (torch.float32, torch.float64):
             continue
         try:
-            found = _derivative(case, dtype, epsilon, tolerance)
+            found = _derivatives(case, dtype, epsilon, tolerance)
         except Exception:
             if dtype is None:
                 raise
@@ -76,23 +79,53 @@ def derivative(case: Case) -> Measured | Skip:
     return found
 
 
-def _derivative(case: Case, dtype: torch.dtype | None, epsilon: float, tolerance: float) -> Measured:
+def _log_prob(scores: Scores) -> Tensor:
+    return scores.logp
+
+
+def _kl(scores: Scores) -> Tensor:
+    assert scores.kl is not None
+    return scores.kl
+
+
+def _norm(tensors: Sequence[Tensor]) -> float:
+    return math.sqrt(sum(float(widen(x).square().sum()) for x in tensors))
+
+
+def _derivatives(case: Case, dtype: torch.dtype | None, epsilon: float, tolerance: float) -> Measured:
+    """The worse of the measurements of the log-prob and, if the policy gives scores, of its KL to a policy of other weights."""
     case = replace(case, policy=copy.deepcopy(case.policy))
     if dtype is not None:
         case.module.to(dtype)
         case = replace(case, rollout=case.policy.sample(case.contexts, generator=case.generator()))
+    found = _derivative(case, _log_prob, None, epsilon, tolerance)
+    if not is_scorer(case.policy) or not found.error <= tolerance:
+        return found
+    reference = with_other_weights(case)
+    if case.scores(case.rollout, None, reference).kl is None:  # another law says so
+        return found
+    kl = _derivative(case, _kl, reference, epsilon, tolerance)
+    return found if kl.error <= found.error else replace(kl, note=f"of the KL: {kl.note}")
+
+
+def _derivative(
+    case: Case, value: Callable[[Scores], Tensor], reference: Policy | None, epsilon: float, tolerance: float
+) -> Measured:
+    case = replace(case, policy=copy.deepcopy(case.policy))
     weights, generator = [p for p in case.module.parameters() if p.requires_grad], case.generator(11)
-    directions = [torch.randn(p.shape, generator=generator, device=p.device, dtype=p.dtype) for p in weights]
-    slopes = _gradients(case, lambda scores: scores.logp.sum())
+    slopes = _gradients(case, lambda scores: value(scores).sum(), reference)
+    noise = [torch.randn(p.shape, generator=generator, device=p.device, dtype=p.dtype) for p in weights]
+    steep = _norm(noise) / max(_norm(slopes), 1e-30)  # a direction along which a gradient of another length shows
+    directions = [v + steep * g if math.isfinite(steep) else v for v, g in zip(noise, slopes, strict=True)]
     along = sum(float((widen(g) * v).sum()) for g, v in zip(slopes, directions, strict=True))
-    ends = []
+    epsilon, ends = min(epsilon, MOST_CHANGE / max(abs(along), 1e-30)), []
     for shift in (epsilon, -2 * epsilon):
         with torch.no_grad():
             for p, v in zip(weights, directions, strict=True):
                 p.add_(shift * v)
-        ends.append(float(case.replay(case.rollout).logp.cpu().double().sum()))
+            ends.append(float(value(case.scores(case.rollout, None, reference)).cpu().double().sum()))
     difference = (ends[0] - ends[1]) / (2 * epsilon)
-    size = max(abs(along), math.sqrt(sum(float(widen(g).square().sum()) for g in slopes)), 1e-9)
+    size = max(abs(along), _norm(slopes), 1e-9)
     return Measured(abs(difference - along) / size, tolerance, f"{along:.3g} against {difference:.3g} by differences")
 
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from discrete_grpo.core.categorical import SiteKind, Sites, score_sites
 from discrete_grpo.core.gaussian import GaussianSites
-from discrete_grpo.core.rollout import Policy, Replayable, Rollout, as_module, is_replayable
-from discrete_grpo.testing.case import Case, Measured, Skip, claims, gap, per_step, same
+from discrete_grpo.core.rollout import Replayable, Rollout, as_module, is_replayable
+from discrete_grpo.testing.case import Case, Measured, Skip, claims, gap, per_step, same, with_other_weights
 from discrete_grpo.testing.relabelling import obstacle, relabelled
 
 __all__ = [
@@ -37,8 +37,6 @@ ALONE = 8
 """Number of rows that are scored alone."""
 RELABELLINGS = 3
 """Number of relabelled copies that are scored."""
-SHIFT = 0.05
-"""Standard deviation of the noise added to each weight of a reference."""
 
 
 def units(case: Case) -> Measured:
@@ -209,19 +207,9 @@ def permutation(case: Case) -> Measured | Skip:
     return Measured(error, case.close, "" if case.permute else "nodes relabelled by the kit")
 
 
-def _shifted(case: Case) -> Policy:
-    """A copy of the policy with other weights."""
-    other, generator = copy.deepcopy(case.policy), case.generator(8)
-    with torch.no_grad():
-        for weight in as_module(other).parameters():
-            noise = torch.randn(weight.shape, generator=generator, device=generator.device)
-            weight.add_(SHIFT * noise.to(weight))
-    return other
-
-
 def reference(case: Case) -> Measured:
     """KL(π ‖ π) = 0, KL(π ‖ π_ref) >= 0 and not 0 throughout; no gradient reaches the reference; log π does not depend on it."""
-    twin, other = copy.deepcopy(case.policy), _shifted(case)
+    twin, other = copy.deepcopy(case.policy), with_other_weights(case)
     with torch.enable_grad():
         own, apart = case.scores(case.rollout, None, twin), case.scores(case.rollout, None, other)
     if own.kl is None or apart.kl is None:

@@ -54,6 +54,8 @@ MISTAKES: list[tuple[type[twins.Words], str]] = [
     (twins.Raises, "steps"),
     (twins.RawLogits, "frequencies"),
     (twins.RawLogits, "calibration"),
+    (twins.CopiesInGroups, "independence"),
+    (twins.OneNumberPerRow, "independence"),
     (twins.GlobalRandom, "generator"),
     (twins.GlobalRandom, "global random state"),
     (twins.ResetsGlobalRandom, "global random state"),
@@ -109,6 +111,21 @@ def test_edges_counted_twice_are_caught_although_drawn_and_scored_alike() -> Non
     report = check_graphs(small_graphs(twins.EdgesTwice), skip=["learning"])
     assert {"total mass", "frequencies"} <= set(report.failed)
     assert {"stored log-probs", "units", "ratio eval", "permutation"}.isdisjoint(report.failed)
+
+
+@pytest.mark.parametrize("space", [True, False])
+def test_one_random_number_for_all_sites_of_a_step_is_caught(space: bool) -> None:
+    policy = small_graphs(twins.OneNumberPerStep)
+    report = check_graphs(policy, skip=["learning"], **({} if space else {"space": None}))
+    assert report.failed == (("frequencies", "independence") if space else ("independence",))
+    assert row(report, "independence").note.startswith("sites of a step: p at most ")
+
+
+def test_what_shares_a_random_number_is_named() -> None:
+    only = [law for law in LAWS if law != "independence"]
+    for kind, what in ((twins.CopiesInGroups, "neighbouring rows"), (twins.OneNumberPerRow, "consecutive steps")):
+        assert row(check_words(kind(), skip=only), "independence").note.startswith(f"{what}: p at most ")
+    assert row(check_words(twins.Words(), skip=only), "independence").error < 1
 
 
 def test_padded_nodes_are_caught() -> None:

@@ -72,6 +72,7 @@ MISTAKES: list[tuple[type[twins.ScoredWords], str]] = [
     (twins.HalfScores, "ratio bf16"),
     (twins.DetachedScores, "gradient"),
     (twins.HalfTheGradient, "derivative"),
+    (twins.HalfTheGradientOfTheKl, "derivative"),
     (twins.NoKl, "reference"),
     (twins.KlOfNothing, "reference"),
     (twins.KlBackwards, "reference"),
