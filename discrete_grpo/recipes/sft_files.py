@@ -66,7 +66,10 @@ def samples_of(recipe: SFTRecipe, loaded: LoadedPolicy) -> Samples:
 def _split(
     recipe: SFTRecipe, loaded: LoadedPolicy, found: Sequence[Any], measured: Mapping[str, Sequence[float]] | None = None
 ) -> Samples:
-    """The same held-out samples in every run; copies of a sample, and other spellings of a molecule, stay together."""
+    """The same held-out samples in every run; copies of a sample, and other spellings of a molecule, stay together.
+
+    Where all are copies of one sample none is held out.
+    """
     from discrete_grpo.datasets.listed_graphs import split_rows
 
     if not found:
@@ -80,7 +83,7 @@ def _split(
     about = {"name": recipe.data_name or Path(recipe.source).name.split(".")[0], "licence": recipe.data_licence}
     rows = [row for row, name in enumerate(names) if name not in kept_out]
     columns = {name: [values[row] for row in rows] for name, values in (measured or {}).items()}
-    return Samples([found[row] for row in rows], [first[name] for name in held], about, columns)
+    return Samples([found[row] for row in rows], [first[name] for name in held if name in kept_out], about, columns)
 
 
 def _names(loaded: LoadedPolicy, found: Sequence[Any]) -> Sequence[Any]:

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from discrete_grpo.core.checks import check_whole
+from discrete_grpo.core.checks import check_whole, plain_scalar
 from discrete_grpo.runs.database import Database, check_file, chunked
 
 __all__ = ["SCORES", "ScoreCache", "check_cache_file"]
@@ -76,7 +76,8 @@ class ScoreCache:
         if identity is None:
             return None
         try:
-            text = json.dumps([identity, sample, columns], sort_keys=True)
+            plain = {name: plain_scalar(value) for name, value in columns.items()}
+            text = json.dumps([identity, sample, plain], sort_keys=True)
         except (TypeError, ValueError):
             return None
         return hashlib.blake2b(text.encode("utf-8"), digest_size=16).digest()

@@ -117,6 +117,9 @@ def test_copies_of_a_sample_and_spellings_of_a_molecule_are_all_held_out_or_none
     train, held = ({Chem.CanonSmiles(smiles) for smiles in part} for part in (found.train, found.held_out))
     assert (len(found.train), len(train), len(found.held_out), len(held)) == (18, 6, 2, 2)
     assert not train & held
+    copies = written(tmp_path / "one.smi", ["CCO", "OCC"])
+    found = samples_of(SFTRecipe(policy, copies, test_share=0.3), load(policy))
+    assert (list(found.train), list(found.held_out)) == (["CCO", "OCC"], [])  # with one molecule there is none to hold out
 
 
 def test_a_graph_policy_does_not_tell_stereo_from_none(small_molecules: str, tmp_path: Path) -> None:

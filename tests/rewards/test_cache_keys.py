@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from rdkit import Chem
@@ -32,6 +33,9 @@ def test_a_key_is_of_reward_sample_and_conditions() -> None:
     assert key("C", a=1, b=2) == key("C", b=2, a=1)
     assert ScoreCache.key(None, "C", {}) is None
     assert ScoreCache.key("r", "C", {"graph": object()}) is None
+    for one in (np.float64(1.5), np.float32(1.5), torch.tensor(1.5)):
+        assert key("C", logP=one) == key("C", logP=1.5)
+    assert key("C", n=np.int64(3)) == key("C", n=3)
 
 
 def make(code: str, name: str = "f") -> Any:
