@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tokenize
 from pathlib import Path
 from typing import Any, BinaryIO
 from zipfile import ZipFile, ZipInfo
@@ -51,7 +52,7 @@ def _size(archive: ZipFile, member: ZipInfo) -> int:
             read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
             shape, _, dtype = read(file)
             held = member.file_size - file.tell()
-    except (RuntimeError, NotImplementedError) as error:  # an encrypted member, or one of another compression
+    except (RuntimeError, NotImplementedError, tokenize.TokenError) as error:  # encrypted, another compression, a damaged header
         raise ValueError(f"{name}: {error}") from error
     promised = math.prod(shape) * dtype.itemsize
     if not dtype.hasobject and (min(shape, default=0) < 0 or promised != held):

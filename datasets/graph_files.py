@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import re
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -172,13 +173,20 @@ def _edges(lines: Sequence[str], kind: type[nx.Graph]) -> nx.Graph:
     if named and (short := next((row for row in rows if len(row) == 2), None)):
         raise ValueError(f"{' '.join(short)!r}, expected two nodes and a class, as on other lines of the graph")
     classes: dict[tuple[str, ...], str] = {}
+    rows = [[first, second, *map(_whole, rest)] for first, second, *rest in rows]
     for first, second, *rest in rows:
         if named and (number := _fraction(rest[0].strip())) is not None:
             raise ValueError(f"{f'{first} {second} {number}'!r} has {number} as its class, expected a whole number or text")
         ends, said = (first, second) if kind is nx.DiGraph else tuple(sorted((first, second))), " ".join(rest).strip()
         if classes.setdefault(ends, said) != said:
             raise ValueError(f"{f'{first} {second} {said}'!r}, expected {classes[ends]!r} as on an earlier line of the same edge")
-    return nx.parse_edgelist(lines, comments=None, create_using=kind, data=[("label", str)] if named else True)
+    return nx.parse_edgelist(map(" ".join, rows), comments=None, create_using=kind, data=[("label", str)] if named else True)
+
+
+def _whole(text: str) -> str:
+    """A class as other formats have it: ``1`` for ``1.0``."""
+    number = text.strip()
+    return number.split(".")[0] if re.fullmatch(r"[+-]?\d+\.0*", number) else text
 
 
 def _fraction(text: str) -> str | None:

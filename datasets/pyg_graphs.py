@@ -81,6 +81,8 @@ def _classes(data: Data, wanted: str | None, usual: str, count: int, where: str)
         part = "node" if usual == "x" else "edge"
         raise ValueError(f"{part}_attribute: {attribute!r}, expected one of {', '.join(sorted(data.keys()))}")
     value = value.cpu()
+    if not count and value.dim() and not len(value):  # such as the attributes [0, 0] of no edges
+        return torch.zeros(0, dtype=torch.long)
     found = value[:, 0] if value.dim() == 2 and value.shape[1] == 1 else value
     if found.dim() == 2 and bool(((found == 0) | (found == 1)).all() and (found.sum(1) == 1).all()):
         found = found.long().argmax(1)

@@ -138,7 +138,8 @@ def crossover(a: Chem.Mol, b: Chem.Mol, rng: random.Random, *, size: ChildSize =
         size: accepted sizes of the child.
     """
     with BlockLogs():
-        return _crossover(_editable(a), _editable(b), {to_smiles(a), to_smiles(b)}, rng, size)
+        parents = {to_smiles(_largest(a)), to_smiles(_largest(b))}
+        return _crossover(_editable(a), _editable(b), parents, rng, size)
 
 
 def _crossover(a: Chem.Mol, b: Chem.Mol, parents: set[str], rng: random.Random, size: ChildSize) -> Chem.Mol | None:

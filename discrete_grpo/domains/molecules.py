@@ -417,15 +417,16 @@ def reserve(count: int) -> None:
 
 
 def to_smiles(mol: Chem.Mol, *, stereo: bool = True) -> str:
-    """Canonical SMILES, with stereo and isotopes or without; deuterium is then hydrogen.
+    """Canonical SMILES, with stereo, isotopes and atom map numbers or without; deuterium is then hydrogen.
 
-    >>> to_smiles(Chem.MolFromSmiles("[2H]C([2H])([2H])O"), stereo=False)
-    'CO'
+    >>> to_smiles(Chem.MolFromSmiles("[2H]C([2H])([2H])O"), stereo=False), to_smiles(Chem.MolFromSmiles("[CH3:1]O"), stereo=False)
+    ('CO', 'CO')
     """
-    if not stereo and any(atom.GetAtomicNum() == 1 and atom.GetIsotope() for atom in mol.GetAtoms()):
+    if not stereo and any(atom.GetAtomMapNum() or (atom.GetAtomicNum() == 1 and atom.GetIsotope()) for atom in mol.GetAtoms()):
         mol = Chem.Mol(mol)
         for atom in mol.GetAtoms():
             atom.SetIsotope(0)
+            atom.SetAtomMapNum(0)
         mol = Chem.RemoveHs(mol)
     return str(Chem.MolToSmiles(mol, isomericSmiles=stereo))
 

@@ -43,8 +43,12 @@ def relaxed_molecule(sample: str | None) -> Chem.Mol | None:
     DiGress adds bonds one by one and charges an atom when it first has too many; here the bonds are complete, so the order in
     which they were added makes no difference.
 
-    >>> Chem.MolToSmiles(relaxed_molecule("CN(C)(C)C")), relaxed_molecule("C(C)(C)(C)(C)C")
-    ('C[N+](C)(C)C', None)
+    Written hydrogens are removed at the end, as where a SMILES is parsed.
+
+    >>> [Chem.MolToSmiles(relaxed_molecule(smiles)) for smiles in ("CN(C)(C)C", "[H]C([H])([H])[H]")]
+    ['C[N+](C)(C)C', 'C']
+    >>> relaxed_molecule("C(C)(C)(C)(C)C") is None
+    True
     """
     mol = _unsanitised(sample)
     if mol is None:
@@ -58,7 +62,7 @@ def relaxed_molecule(sample: str | None) -> Chem.Mol | None:
             if atom.GetFormalCharge() == 0 and bonds - _CATIONS.get(atom.GetAtomicNum(), bonds) == 1:
                 atom.SetFormalCharge(1)
         failed = Chem.SanitizeMol(mol, catchErrors=True)
-    return None if failed else mol
+        return None if failed else Chem.RemoveHs(mol)
 
 
 def repaired(samples: Sequence[str | None], *, relaxed: bool = False, stereo: bool = True) -> list[str | None]:

@@ -65,8 +65,8 @@ class GRPOConfig:
             every ratio of the first is 1. As in TRL.
         epsilon_high: Ratios are clipped from above at 1 + ε_high; more than 0; None takes ``epsilon``. For cispo it is the cap
             of the ratio itself, and it is required (5.0, say). As in TRL.
-        delta: Upper bound of the ratio for negative advantages (two-sided clipping); more than 0; one of at most 1 + ε_high acts
-            as 1 + ε_high; None sets no bound. As in TRL.
+        delta: Upper bound of the ratio itself, not its distance from 1, for negative advantages (two-sided clipping); at least 1;
+            one below 1 + ε_high also clips the ratios of positive advantages; None sets no bound. As in TRL.
         sapo_temperature_pos: Temperature of sapo for positive advantages, more than 0. As in TRL.
         sapo_temperature_neg: Temperature of sapo for all other advantages, more than 0. As in TRL.
         off_policy_mask_threshold: Samples with a negative advantage whose mean log π_old - log π_θ exceeds this have no policy
@@ -233,7 +233,8 @@ class GRPOConfig:
         check_fields(self, "generation_shards replay_memory patience", least=1)
         check_fields(self, "num_generations", least=2)
         check_fields(self, "timestep_fraction top_entropy_quantile", above=0, most=1)
-        check_fields(self, "learning_rate epsilon epsilon_high delta advantage_clip max_grad_norm", above=0)
+        check_fields(self, "learning_rate epsilon epsilon_high advantage_clip max_grad_norm", above=0)
+        check_fields(self, "delta", least=1)
         check_fields(self, "sapo_temperature_pos sapo_temperature_neg", above=0)
         check_fields(self, "max_resampling_rounds replay_samples", least=0)
         check_fields(self, "beta weight_decay warmup_steps off_policy_mask_threshold entropy_target", least=0)

@@ -19,6 +19,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from discrete_grpo.core.checks import check_range, check_whole
+from discrete_grpo.core.scoring import shown_value
 from discrete_grpo.training.bf16 import bf16_units
 
 __all__ = ["Features", "GaussianProcessScreen", "Hyperparameters", "tanimoto_table", "unary_bits"]
@@ -40,8 +41,8 @@ class Features:
     """Features of a sample, the input of the kernels.
 
     Attributes:
-        counts: fingerprints, each a mapping from the number of a feature to its count.
-        numbers: descriptors on any scale.
+        counts: fingerprints, each a mapping from the number of a feature, modulo 2^64, to its count.
+        numbers: descriptors on any scale, finite.
     """
 
     counts: tuple[Mapping[int, int], ...]
@@ -65,7 +66,7 @@ def unary_bits(counts: Mapping[int, int]) -> np.ndarray:
     """
     if not counts:
         return np.empty(0, dtype=np.int64)
-    features = np.fromiter(counts, dtype=np.uint64, count=len(counts))
+    features = np.fromiter((feature % 2**64 for feature in counts), dtype=np.uint64, count=len(counts))
     levels = np.minimum(np.fromiter(counts.values(), dtype=np.int64, count=len(counts)), LEVELS)
     level = np.arange(levels.sum()) - np.repeat(levels.cumsum() - levels, levels)
     mixed = np.repeat(features, levels) * np.uint64(0x9E3779B97F4A7C15) + level.astype(np.uint64) * np.uint64(0xC2B2AE3D27D4EB4F)
@@ -238,6 +239,8 @@ class GaussianProcessScreen:
 
     def _features(self, sample: Any) -> _Row:
         found = self.featurize(sample)
+        if not all(map(math.isfinite, found.numbers)):
+            raise ValueError(f"featurize: numbers {shown_value(found.numbers)}, expected finite ones")
         return _Row(tuple(unary_bits(counts) for counts in found.counts), found.numbers)
 
     def _chosen(self) -> list[int]:

@@ -71,12 +71,13 @@ class ScoredSamples:
         check_samples(self.samples)
         if not len(self.samples):
             raise ValueError("samples: none given, expected at least one")
-        if not isinstance(self.scores, Tensor):
+        for name, wanted in (("scores", "number"), ("groups", "whole number")):
+            if (given := getattr(self, name)) is None and name == "groups":
+                continue
             try:
-                object.__setattr__(self, "scores", torch.as_tensor(self.scores))
-            except (TypeError, ValueError) as error:
-                raise ValueError(f"scores: {shown_value(self.scores)}, expected one number per sample") from error
-        object.__setattr__(self, "groups", None if self.groups is None else torch.as_tensor(self.groups))
+                object.__setattr__(self, name, torch.as_tensor(given))
+            except (TypeError, ValueError, RuntimeError) as error:  # RuntimeError: a None
+                raise ValueError(f"{name}: {shown_value(given)}, expected one {wanted} per sample") from error
         for name, values in (("scores", self.scores), ("groups", self.groups)):
             if values is not None and values.shape != (len(self.samples),):
                 raise ValueError(f"{name}: shape {tuple(values.shape)}, expected one per sample ({len(self.samples)})")

@@ -142,7 +142,8 @@ class Rounds:
         c, p = self.config, self.progress
         p.idle = 0 if self.round() else p.idle + 1
         stale, flat = p.idle >= c.patience, self._on_plateau()
-        if c.goal is not None and len(p.top) == 10 and p.top[-1] >= c.goal - 1e-9:
+        best = [entry.score for entry in self.everything.kept[:10]]  # of all islands
+        if c.goal is not None and len(best) == 10 and best[-1] >= c.goal - 1e-9:
             p.ended = True
         elif stale or flat:
             nothing = (stale and len(self.everything) == p.known) or (flat and p.top == p.best)

@@ -338,3 +338,18 @@ def test_node_link_data_of_other_programs_need_not_say_that_edges_are_single(tmp
     assert [nx.to_dict_of_lists(nx.convert_node_labels_to_integers(graph)) for graph in read_graph_objects(path)] == [
         {0: [1], 1: [0], 2: []}
     ]
+
+
+def test_whole_numbers_with_a_point_are_the_classes_of_other_formats(tmp_path: Path) -> None:
+    weighted = nx.Graph([("a", "b", {"weight": 1.0}), ("b", "c", {"weight": 10.0}), ("c", "d", {"weight": 2.0})])
+    nx.write_graphml(weighted, tmp_path / "g.graphml")
+    nx.write_weighted_edgelist(weighted, tmp_path / "g.edgelist")
+    (tmp_path / "mixed.edgelist").write_text("a b 1\nb c 10.0\nb c 10\nc d 2.\n")
+    for name in ("g.graphml", "g.edgelist", "mixed.edgelist"):
+        assert own_graphs(tmp_path / name).labels.edges == ("no edge", "1", "2", "10")
+
+
+def test_data_without_edges_may_have_attributes_of_no_classes() -> None:
+    empty = {"edge_index": torch.zeros(2, 0, dtype=torch.long), "edge_attr": torch.zeros(0, 0)}
+    pair = Data(x=torch.tensor([5, 5]), edge_index=torch.tensor([[0, 1], [1, 0]]), edge_attr=torch.tensor([1, 1]))
+    assert len(own_graphs([Data(x=torch.tensor([5]), **empty), pair])) == 2

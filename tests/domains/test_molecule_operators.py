@@ -379,3 +379,11 @@ def test_mutations_agree_with_reactions(kind: str, text: str) -> None:
         expected = set().union(*(products(mol, smarts) for smarts in REACTIONS[kind])) - {canonical(text)}
     assert made - {canonical(text)} <= expected, "nothing else"
     assert len(made) >= 0.8 * len(expected), "rare ones may be missing"
+
+
+def test_a_child_is_unlike_the_largest_component_of_its_parents() -> None:
+    draw, a, b = random.Random(0), molecule("CCCO.Cl"), molecule("CCO")
+    found = [crossover(a, b, draw, size=ChildSize(least=1)) for _ in range(60)]
+    children = {to_smiles(child) for child in found if child is not None}
+    assert children
+    assert not children & {"CCCO", "CCO"}

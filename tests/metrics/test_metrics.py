@@ -74,3 +74,9 @@ def test_bulk_similarity_is_the_one_meant() -> None:
     morgan = rdFingerprintGenerator.GetMorganGenerator(radius=2, fpSize=1024)
     a, b = (morgan.GetFingerprint(Chem.MolFromSmiles(s)) for s in MOLECULES[:2])
     assert internal_diversity(MOLECULES[:2]) == pytest.approx((1 - DataStructs.TanimotoSimilarity(a, b)) / 2)
+
+
+def test_atom_map_numbers_make_no_other_molecule() -> None:
+    assert canonical("[CH3:1][CH2:2]O") == "CCO"
+    found = evaluate(["[CH3:1][CH3:2]", "CC"], {"CC"})
+    assert (found["unique"], found["novel"]) == (0.5, 0.0)

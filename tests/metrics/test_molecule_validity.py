@@ -144,3 +144,8 @@ def test_neighbourhood_features_do_not_depend_on_the_order_of_atoms() -> None:
         assert found == pytest.approx(expected)
     assert nspdk_features(Chem.MolFromSmiles("CCCO")) != nspdk_features(Chem.MolFromSmiles("CCOC"))
     assert nspdk_features(Chem.MolFromSmiles("C=CC")) != nspdk_features(Chem.MolFromSmiles("CCC"))
+
+
+def test_written_hydrogens_are_no_atoms_of_a_repaired_molecule() -> None:
+    written = ["[H]C([H])([H])C([H])([H])O[H]", "[H]C([H])[H]", "[H]N([H])([H])[H]", "CCO.[H]O[H]"]
+    assert repaired(written, relaxed=True) == ["CCO", "C", "[NH4+]", "CCO"]

@@ -40,6 +40,13 @@ def featurize(sample: Sample) -> Features:
     return Features((dict(sample[0]), dict(sample[1])), sample[2])
 
 
+def test_features_have_any_whole_number_and_descriptors_are_finite() -> None:
+    assert unary_bits({-1: 2, 5: 1}).tolist() == unary_bits({2**64 - 1: 2, 5: 1}).tolist()
+    screen = GaussianProcessScreen(lambda x: Features(({1: 1},), (math.nan,)), generator=torch.Generator())
+    with pytest.raises(ValueError, match=r"^featurize: numbers \(nan,\), expected finite ones$"):
+        screen.observe(["a"], torch.tensor([0.5]))
+
+
 def score(sample: Sample) -> float:
     return 0.1 * sum(n for _, n in sample[0]) + math.sin(sample[2][0] / 2) - 0.05 * len(sample[1])
 

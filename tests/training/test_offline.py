@@ -322,5 +322,10 @@ def test_a_text_in_place_of_samples_and_scores_that_are_no_numbers_are_refused()
         ScoredSamples("CCO", [1.0, 2.0, 3.0])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"^scores: \['a', 'b'\], expected one number per sample"):
         ScoredSamples(["CCO", "CCC"], ["a", "b"])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^scores: \[1.0, None\], expected one number per sample"):
+        ScoredSamples(["CCO", "CCC"], [1.0, None])  # type: ignore[arg-type]
+    for groups in ([0, None], ["x", "y"]):
+        with pytest.raises(ValueError, match=r"^groups: \[.*\], expected one whole number per sample"):
+            ScoredSamples(["CCO", "CCC"], [1.0, 2.0], groups)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"^offline_steps: '5', expected a whole number"):
         offline_config(SMALL, "5")  # type: ignore[arg-type]

@@ -38,6 +38,18 @@ def test_a_run_ends_when_its_ten_best_have_the_goal() -> None:
     assert sum(score >= goal for score in scores[: max(last, 0)]) < 10  # a round earlier it went on
 
 
+def test_the_goal_is_reached_by_the_ten_best_of_all_islands() -> None:
+    goal = sorted((worth(text) for text in texts(5) if text), reverse=True)[29]
+    loop = rounds(letters_policy(5), goal=goal, plateau=20, when_stale="islands", patience=50, passes=0)
+    while not (loop.progress.ended or loop.ledger.exhausted):
+        loop._advance()
+        if loop.progress.rounds % 2 == 0:
+            loop._leave_island()  # which never has ten of the best
+    scores = [worth(text) for text in asked(loop)]
+    assert loop.progress.ended
+    assert 10 <= sum(score >= goal for score in scores) < 30
+
+
 @pytest.mark.parametrize("when_stale", ["stop", "restart"])
 def test_a_run_without_better_samples_ends_too(when_stale: Any) -> None:
     loop = rounds(letters_policy(5), plateau=30, when_stale=when_stale, patience=50, passes=0)

@@ -99,7 +99,7 @@ def test_a_policy_with_scores_of_its_own() -> None:
         ({"steps_per_generation": 65}, "steps_per_generation: 65, expected at most 64 (generation_batch_size)"),
         ({"steps_per_generation": 0}, "steps_per_generation: 0, expected at least 1"),
         ({"top_entropy_quantile": 0.0}, "top_entropy_quantile: 0.0, expected more than 0 and at most 1"),
-        ({"delta": 0.0}, "delta: 0.0, expected more than 0"),
+        ({"delta": 0.2}, "delta: 0.2, expected at least 1"),
         ({"off_policy_mask_threshold": -0.1}, "off_policy_mask_threshold: -0.1, expected at least 0"),
         ({"entropy_coef_min": 0.5, "entropy_coef_max": 0.1}, "entropy_coef_max: 0.1, expected at least 0.5"),
         ({"adam_beta1": 1.0}, "adam_beta1: 1.0, expected at least 0 and less than 1"),
