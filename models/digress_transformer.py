@@ -281,9 +281,13 @@ class DigressTransformer(nn.Module):
             x, e, y = self.tf_layers[k](x, e, y, mask, pooled, k == len(self.tf_layers) - 1, not self.checkpoint_layers)
         return x, e, y
 
+    @property
+    def most_nodes(self) -> int:
+        """Number of nodes of the largest graph that it reads."""
+        return self.config.node_limit or self.config.max_nodes
+
     def _check(self, nodes: Tensor, edges: Tensor, mask: Tensor) -> None:
-        most, limit = int(mask.sum(1).max()), self.config.node_limit or self.config.max_nodes
-        check_range("nodes of the largest graph", most, most=limit)
+        check_range("nodes of the largest graph", int(mask.sum(1).max()), most=self.most_nodes)
         for name, classes, states in (("nodes", nodes, self.config.node_states), ("edges", edges, self.config.edge_states)):
             for extreme in (int(classes.min()), int(classes.max())):
                 check_range(f"{name}: class", extreme, least=0, most=states - 1)

@@ -258,6 +258,31 @@ class ReversedGradient(Words):
         return 2 * table.detach() - table
 
 
+class DetachedBody(Words):
+    """Some thousand weights, of which only those of the last layer learn."""
+
+    def __init__(self, length: int = 3, temperature: float = 1.0, dropout: float = 0.0, seed: int = 0) -> None:
+        super().__init__(length, temperature, dropout, seed)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.body, self.head = nn.Sequential(nn.Linear(3 * length + 2, 256), nn.Tanh()), nn.Linear(256, 3)
+
+    def logits(self, letters: Tensor, steps: Tensor, mood: Tensor) -> Tensor:
+        found: Tensor = self.head(self.body(self.features(letters, steps, mood)).detach())
+        return found.to(torch.promote_types(found.dtype, torch.float32))
+
+
+class HalvesOfABatch(Words):
+    """The second half of a large batch repeats the first."""
+
+    def sample(self, contexts: Sequence[Context], *, generator: torch.Generator | None = None) -> Rollout:
+        drawn, half = super().sample(contexts, generator=generator), len(contexts) // 2
+        if half < 100:
+            return drawn
+        rows = torch.arange(len(contexts)) % half
+        return replace(drawn.index(rows), columns=drawn.columns, group=drawn.group)
+
+
 class NoGradient(Words):
     @torch.no_grad()
     def tables(self, letters: Tensor, steps: Tensor, mood: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["check_one_process", "is_first", "usable_cores"]
+__all__ = ["check_one_process", "is_first", "started_processes", "usable_cores"]
 
 
 def is_first() -> bool:
@@ -12,10 +12,14 @@ def is_first() -> bool:
     return int(os.environ.get("RANK", "0")) == 0
 
 
+def started_processes() -> int:
+    """Number of processes that a launcher such as torchrun has started for this run; 1 without one."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
 def check_one_process(command: str) -> None:
     """Raise ``ValueError`` if a launcher such as torchrun has started several processes for work that runs in one."""
-    started = int(os.environ.get("WORLD_SIZE", "1"))
-    if started > 1:
+    if (started := started_processes()) > 1:
         raise ValueError(f"processes: {started}, expected 1; {command} runs in one process")
 
 

@@ -2,8 +2,8 @@
 
 Conventions:
 
-* A node class is a position in a :class:`Vocabulary` of (element, formal charge); hydrogens are implicit unless the
-  vocabulary has them, as those of some imported policies do.
+* A node class is a position in a :class:`Vocabulary` of (element, formal charge); hydrogens are implicit unless a policy was
+  trained with them as nodes.
 * A bond class is 0 none, 1 single, 2 double, 3 triple; aromatic rings are kekulised unless a policy was trained with class 4,
   aromatic. Stereo and isotopes are dropped, and a radical is filled up with hydrogens. An atom gets the hydrogens of its
   lowest fitting valence, so a hydrogen on P(V), S(IV) or I(III) is dropped too.
@@ -125,11 +125,6 @@ class Vocabulary:
         return tuple(AtomType.from_label(label) for label in self.atoms)
 
     @cached_property
-    def has_hydrogen(self) -> bool:
-        """Whether hydrogens are nodes of the graphs."""
-        return any(t.symbol == "H" for t in self.types)
-
-    @cached_property
     def index(self) -> dict[tuple[str, int], int]:
         """(symbol, charge) -> class."""
         return {(t.symbol, t.charge): k for k, t in enumerate(self.types)}
@@ -156,20 +151,21 @@ def _bare(mol: Chem.Mol) -> Chem.Mol:
 
 
 def molecule_to_classes(
-    mol: Chem.Mol, vocabulary: Vocabulary, *, aromatic: bool = False
+    mol: Chem.Mol, vocabulary: Vocabulary, *, aromatic: bool = False, hydrogens: bool = False
 ) -> tuple[list[int], list[tuple[int, int, int]]]:
     """Node classes in atom order, and (i, j, class) of each bond with i < j.
 
     Args:
-        mol: a molecule. Hydrogens that are atoms of it become nodes where the vocabulary has H, and are left out otherwise.
+        mol: a molecule.
         vocabulary: atom types of the node classes.
         aromatic: whether aromatic bonds are of class 4; otherwise they are kekulised.
+        hydrogens: whether hydrogens that are atoms of ``mol`` become nodes; otherwise they are left out.
 
     Raises:
         ValueError: if an atom type is not in the vocabulary, a bond is not single, double, triple or aromatic, or a hydrogen
             that would be left out is bonded to no heavy atom, as in ``[H][H]``.
     """
-    if not vocabulary.has_hydrogen:
+    if not hydrogens:
         for atom in mol.GetAtoms():
             if atom.GetAtomicNum() == 1 and all(other.GetAtomicNum() == 1 for other in atom.GetNeighbors()):
                 raise ValueError("mol: a hydrogen that is bonded to no heavy atom, expected none")
@@ -259,15 +255,14 @@ def decode(batch: GraphBatch, vocabulary: Vocabulary) -> list[str | None]:
         return [Chem.MolToSmiles(mol) if mol is not None and mol.GetNumAtoms() else None for mol in mols]
 
 
-def encode(smiles: Sequence[str], vocabulary: Vocabulary, *, aromatic: bool = False) -> GraphBatch:
+def encode(smiles: Sequence[str], vocabulary: Vocabulary, *, aromatic: bool = False, hydrogens: bool = False) -> GraphBatch:
     """Graphs of SMILES strings, padded to the largest; atoms in the order of the string.
-
-    Where the vocabulary has H, all hydrogens of a molecule are nodes, after its heavy atoms.
 
     Args:
         smiles: the strings.
         vocabulary: atom types of the node classes.
         aromatic: whether aromatic bonds are of class 4; otherwise they are kekulised.
+        hydrogens: whether all hydrogens of a molecule are nodes, after its heavy atoms; otherwise none is.
 
     Raises:
         ValueError: if a string does not parse, for an atom or bond that has no class, or, with aromatic bonds, for a molecule
@@ -279,7 +274,7 @@ def encode(smiles: Sequence[str], vocabulary: Vocabulary, *, aromatic: bool = Fa
         if mol is None:
             raise ValueError(f"smiles[{k}]: {text!r}, expected a SMILES string that RDKit parses")
         try:
-            parts.append(_encoded(mol, vocabulary, aromatic))
+            parts.append(_encoded(mol, vocabulary, aromatic, hydrogens))
         except ValueError as error:
             raise ValueError(f"smiles[{k}]: {text!r}, {error}") from None
     sizes = torch.tensor([len(nodes) for nodes, _ in parts], dtype=torch.long)
@@ -293,10 +288,12 @@ def encode(smiles: Sequence[str], vocabulary: Vocabulary, *, aromatic: bool = Fa
     return GraphBatch(node_classes, edges, node_mask(sizes, n))
 
 
-def _encoded(mol: Chem.Mol, vocabulary: Vocabulary, aromatic: bool) -> tuple[list[int], list[tuple[int, int, int]]]:
+def _encoded(
+    mol: Chem.Mol, vocabulary: Vocabulary, aromatic: bool, hydrogens: bool
+) -> tuple[list[int], list[tuple[int, int, int]]]:
     """Classes of a molecule that they determine: aromatic bonds do not tell where the hydrogen of a pyrrole is."""
-    if vocabulary.has_hydrogen:
-        return molecule_to_classes(Chem.AddHs(mol), vocabulary, aromatic=aromatic)
+    if hydrogens:
+        return molecule_to_classes(Chem.AddHs(mol), vocabulary, aromatic=aromatic, hydrogens=True)
     nodes, bonds = molecule_to_classes(mol, vocabulary, aromatic=aromatic)
     if aromatic and any(atom.GetIsAromatic() and atom.GetNumExplicitHs() for atom in mol.GetAtoms()):
         read = classes_to_mol(nodes, bonds, vocabulary)
@@ -307,17 +304,22 @@ def _encoded(mol: Chem.Mol, vocabulary: Vocabulary, aromatic: bool) -> tuple[lis
     return nodes, bonds
 
 
-def encoder(vocabulary: Vocabulary, bond_shares: Sequence[float]) -> Callable[[Sequence[str]], GraphBatch]:
-    """:func:`encode` in the form that a policy was trained on: with aromatic bonds if its data has any.
+def encoder(
+    vocabulary: Vocabulary, node_shares: Sequence[float], bond_shares: Sequence[float]
+) -> Callable[[Sequence[str]], GraphBatch]:
+    """:func:`encode` in the form that a policy was trained on: with aromatic bonds, and with hydrogens, if its data has any.
 
     Args:
         vocabulary: atom types of the node classes.
+        node_shares: frequency of each node class in the data; H may be a class that does not occur, as in MOSES.
         bond_shares: frequency of each bond class in the data; the fifth, of aromatic bonds, may be missing.
 
-    >>> encoder(Vocabulary(("H", "C", "O")), (0.8, 0.2, 0.0, 0.0))(["CO"]).nodes.tolist()
-    [[1, 2, 0, 0, 0, 0]]
+    >>> known, bonds = Vocabulary(("C", "O", "H")), (0.8, 0.2, 0.0, 0.0)
+    >>> encoder(known, (0.2, 0.1, 0.7), bonds)(["CO"]).nodes.tolist(), encoder(known, (0.8, 0.2, 0.0), bonds)(["CO"]).nodes.tolist()
+    ([[0, 1, 2, 2, 2, 2]], [[0, 1]])
     """
-    return partial(encode, vocabulary=vocabulary, aromatic=has_aromatic(bond_shares))
+    hydrogens = any(share > 0 for atom, share in zip(vocabulary.types, node_shares, strict=True) if atom.symbol == "H")
+    return partial(encode, vocabulary=vocabulary, aromatic=has_aromatic(bond_shares), hydrogens=hydrogens)
 
 
 def has_aromatic(bond_shares: Sequence[float]) -> bool:

@@ -332,7 +332,7 @@ def _assemble(
     nodes, edges = kernels
     policy = GraphPolicy(network, nodes, edges, counts, num_steps=num_steps.value, decode=decode, **sampler)
     if stats:
-        policy.encode = molecules.encoder(stats.vocabulary, stats.edge_marginal)
+        policy.encode = molecules.encoder(stats.vocabulary, *shares)
     elif (nodes.noise.num_clean, edges.noise.num_clean) == (1, 2):
         policy.encode = graph6.graphs_to_batch
     return ImportedGraphs(policy.eval(), stats, _taken(source, policy, {"steps": num_steps, **facts}))

@@ -22,6 +22,7 @@ from discrete_grpo.recipes.text import PretrainTextRecipe
 from discrete_grpo.runs.console import print_notes
 from discrete_grpo.runs.recorder import SETTINGS, check_free, check_unused
 from discrete_grpo.runs.settings import read_entries
+from discrete_grpo.training.distributed import ProcessGroup, accelerator
 
 __all__ = ["with_data", "with_kept_data"]
 
@@ -61,13 +62,18 @@ def with_data(recipe: Recipe, data: Iterable[Any], *, resume: bool) -> Recipe:
         if file.read_bytes() != content:
             raise ValueError(f"data: other than in {file}, expected those that the run began with")
         return replace(recipe, data=str(file))
-    if is_first() and not resume:
-        check_unused(folder)
+    ProcessGroup(accelerator()).run_all(lambda: _write(file, content, resume) if is_first() else None)  # the others wait for it
+    return replace(recipe, data=str(file))
+
+
+def _write(file: Path, content: bytes, resume: bool) -> None:
+    """Write the data; a new run refuses a folder that holds another one, or a file that would be replaced."""
+    if not resume:
+        check_unused(file.parent)
         check_free(file, content)
-    folder.mkdir(parents=True, exist_ok=True)
+    file.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(file) as out:
         out.write(content)
-    return replace(recipe, data=str(file))
 
 
 def _kind_of(recipe: Any) -> str:

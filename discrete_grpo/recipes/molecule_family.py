@@ -96,7 +96,7 @@ def _decode(policy: Any, metadata: Columns) -> None:
         if types != classes:
             raise CheckpointError(f"checkpoint: it has a vocabulary of {types} atom types, expected the policy's {classes}")
         inner.decode = partial(chemistry.decode, vocabulary=vocabulary)
-        inner.encode = chemistry.encoder(vocabulary, stats.edge_marginal)
+        inner.encode = chemistry.encoder(vocabulary, stats.node_marginal, stats.edge_marginal)
         return
     if hasattr(inner, "node_fields"):
         _decode_fields(inner, metadata)

@@ -72,7 +72,7 @@ def molecule_policy(
         properties=properties,
         condition_dropout=condition_dropout,
         decode=partial(chemistry.decode, vocabulary=stats.vocabulary),
-        encode=chemistry.encoder(stats.vocabulary, stats.edge_marginal),
+        encode=chemistry.encoder(stats.vocabulary, stats.node_marginal, stats.edge_marginal),
         seed=seed,
     )
     return describe(policy, {"kind": "molecules", "statistics": stats.to_json()})

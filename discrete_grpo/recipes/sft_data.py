@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -147,17 +148,20 @@ def _tell_left_out(recipe: SFTRecipe, given: Sequence[Any], forms: Sequence[Any]
 
 
 def _graph_kind(recipe: SFTRecipe, policy: Any, loaded: LoadedPolicy) -> _Kind:
-    """Samples that are graphs of the policy's classes, of any size but 0."""
+    """Samples that are graphs of the policy's classes, of any size but 0 that its network reads."""
     encode = policy.encode
     if encode is None:
         raise ValueError(f"policy: {recipe.policy!r} has no encode, expected one that makes graphs of samples")
 
+    most = getattr(policy.network, "most_nodes", math.inf)
+
     @cache
     def size(sample: Any) -> int:
         try:
-            return int(encode([sample]).sizes[0])
+            nodes = int(encode([sample]).sizes[0])
         except ValueError:
             return 0
+        return nodes if nodes <= most else 0
 
     def make(samples: Sequence[Any], *, conditions: Conditions | None) -> EncodedSamples:
         names, values = getattr(policy, "properties", ()), None

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from discrete_grpo.core.checks import told_as
+from discrete_grpo.core.processes import is_first
 from discrete_grpo.datasets.text_files import path_named
 from discrete_grpo.recipes.families import FileOptions, innermost
 from discrete_grpo.recipes.loading import LoadedPolicy
+from discrete_grpo.runs.console import print_notes
 
 if TYPE_CHECKING:
     from discrete_grpo.domains.spatial_molecules import SpatialMolecule
@@ -117,25 +119,32 @@ def _spatial(recipe: SFTRecipe, loaded: LoadedPolicy) -> Sequence[Any]:
     assert loaded.family.read is not None
     with told_as("data", "file"):
         found, _ = loaded.family.read(recipe.source, FileOptions(smiles_column=recipe.smiles_column, max_bytes=recipe.max_bytes))
-    known = [sample for sample in found if sample is not None]
-    if (lost := len(found) - len(known)) > recipe.max_broken * len(found) and known:
+    read = [one for one in found if one is not None]
+    known = [sample for one in read if (sample := _as_trained_on(one, loaded)) is not None]
+    if (lost := len(found) - len(known)) > recipe.max_broken * len(found) and read:
         wanted = f"expected at most a share of max_broken ({recipe.max_broken:g})"
         raise ValueError(f"data: {recipe.source}: {lost} of {len(found)} records are no molecule in space, {wanted}")
-    return [_as_trained_on(sample, loaded) for sample in known]
+    if (others := len(read) - len(known)) and is_first():
+        print_notes([f"{recipe.source}: {others} of {len(found)} records do not sanitise or lack hydrogens; they are left out"])
+    return known
 
 
-def _as_trained_on(sample: SpatialMolecule, loaded: LoadedPolicy) -> SpatialMolecule:
-    """The molecule with aromatic or Kekulé bonds, and with or without hydrogens, as in the data of the policy."""
+def _as_trained_on(sample: SpatialMolecule, loaded: LoadedPolicy) -> SpatialMolecule | None:
+    """The molecule with aromatic or Kekulé bonds, and with or without hydrogens, as in the data of the policy.
+
+    None for what does not sanitise, as in pretraining, and for one without its hydrogens where the policy draws them.
+    """
     from discrete_grpo.datasets.spatial import SpatialStatistics
     from discrete_grpo.domains.conformers import as_stored
     from discrete_grpo.domains.molecules import has_aromatic
     from discrete_grpo.domains.spatial_molecules import to_mol
 
     stats, mol = SpatialStatistics.from_json(loaded.metadata["statistics"]), to_mol(sample)
-    if mol is None:
-        return sample
-    stored = as_stored(mol, hydrogens="H" in stats.symbols, aromatic=has_aromatic(stats.bond_marginal))
-    return sample if isinstance(stored, str) else stored
+    hydrogens = "H" in stats.symbols
+    if mol is None or (hydrogens and any(atom.GetTotalNumHs() for atom in mol.GetAtoms())):
+        return None
+    stored = as_stored(mol, hydrogens=hydrogens, aromatic=has_aromatic(stats.bond_marginal))
+    return None if isinstance(stored, str) else stored
 
 
 def _lines(recipe: SFTRecipe, loaded: LoadedPolicy) -> Sequence[str]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -23,7 +23,7 @@ from discrete_grpo.diffusion.kernels import D3PM
 from discrete_grpo.diffusion.noise import marginal
 from discrete_grpo.diffusion.schedules import CosineSchedule
 from discrete_grpo.domains.spatial_files import to_sdf
-from discrete_grpo.domains.spatial_molecules import SpatialMolecule
+from discrete_grpo.domains.spatial_molecules import SpatialMolecule, smiles_of
 from discrete_grpo.metrics.spatial import sample_metrics
 from discrete_grpo.models.equivariant import EquivariantConfig, EquivariantSizes, EquivariantTransformer
 from discrete_grpo.policies.fields import Field, FieldPolicy, Positions
@@ -215,14 +215,23 @@ def run_pretrain_spatial(recipe: PretrainSpatialRecipe, *, resume: bool = False)
 def split_molecules(recipe: PretrainSpatialRecipe) -> tuple[list[SpatialMolecule], list[SpatialMolecule], str]:
     """Held-out molecules of ``recipe.data``, those that are trained on, at least one each, and the name of the set.
 
+    Conformers and copies of a held-out molecule, by its SMILES without stereo, are not trained on; the first of them is held out.
+    They are split like others if the data has one molecule alone.
+
     Raises:
         FileNotFoundError, ValueError: if the data cannot be read, more of it than allowed is no molecule in space, or
             ``cache_dir`` cannot be made.
     """
     data = _molecules(recipe)
-    order = torch.randperm(len(data), generator=torch.Generator().manual_seed(recipe.conformer_seed)).tolist()
-    count = min(max(1, round(recipe.test_share * len(data))), len(data) - 1)
-    return [data[k] for k in order[:count]], [data[k] for k in order[count:]], data.name
+    names = [smiles_of(one) or one for one in data.molecules]
+    rows: dict[Any, list[int]] = {}
+    for k, name in enumerate(names):
+        rows.setdefault(name, []).append(k)
+    parts = list(rows.values()) if len(rows) > 1 else [[k] for k in range(len(data))]
+    order = torch.randperm(len(parts), generator=torch.Generator().manual_seed(recipe.conformer_seed)).tolist()
+    count = min(max(1, round(recipe.test_share * len(parts))), len(parts) - 1)
+    trained = [data[row] for k in order[count:] for row in parts[k]]
+    return [data[parts[k][0]] for k in order[:count]], trained, data.name
 
 
 def _molecules(recipe: PretrainSpatialRecipe) -> SpatialDataset:

@@ -142,6 +142,11 @@ class Ledger:
         return self._rows.calls(self.turn)
 
     @property
+    def in_memory(self) -> bool:
+        """Whether no file holds the calls, so that several processes cannot share them."""
+        return self._file.path is None
+
+    @property
     def exhausted(self) -> bool:
         """Whether the budget is used up."""
         return self.max_oracle_calls is not None and self.calls >= self.max_oracle_calls

@@ -97,22 +97,25 @@ def _log10_bound(sums: Sequence[_Products]) -> float:
 
 @torch.no_grad()
 def independence(case: Case) -> Measured | Skip:
-    """Σ d d' = 0 in the mean over pairs of sites of a step, of consecutive steps, and of neighbouring rows.
+    """Σ d d' = 0 in the mean over pairs of sites of a step, of consecutive steps, of neighbouring rows, and of half a batch apart.
 
     d = F(a) - p(a)/2 - 1/2 of the class a that was drawn, F its cumulative probability. Log π of a trajectory is a sum over sites
     only if each is drawn on its own, given the state. The products are differences of a martingale, whose sum is bounded by
-    Freedman (1975); three bounds are taken.
+    Freedman (1975); four bounds are taken.
     """
-    found: dict[str, list[_Products]] = {"sites of a step": [], "consecutive steps": [], "neighbouring rows": []}
+    names = ("sites of a step", "consecutive steps", "neighbouring rows", "rows half a batch apart")
+    found: dict[str, list[_Products]] = {name: [] for name in names}
     for rollout in _pairs(case):
         kinds = case.categoricals(rollout)
         if not kinds:
             return Skip(NO_TABLES)
         x = _sums(kinds)
-        found["sites of a step"].append(_within(x))
-        every, before, after = slice(None), slice(None, -1), slice(1, None)
-        found["consecutive steps"].append(_between(x.at(every, before), x.at(every, after)))
-        found["neighbouring rows"].append(_between(x.at(before), x.at(after)))
+        every, before, after, half = slice(None), slice(None, -1), slice(1, None), len(rollout) // 2
+        steps = _between(x.at(every, before), x.at(every, after))
+        rows = _between(x.at(before), x.at(after))
+        apart = _between(x.at(slice(half)), x.at(slice(half, 2 * half)))
+        for name, products in zip(names, (_within(x), steps, rows, apart), strict=True):
+            found[name].append(products)
     bounds = {name: _log10_bound(sums) - math.log10(len(found)) for name, sums in found.items()}
     worst = max(bounds, key=lambda name: bounds[name])
     return Measured(max(0.0, bounds[worst]), RARE, f"{worst}: p at most {10 ** -max(0.0, bounds[worst]):.2g}")

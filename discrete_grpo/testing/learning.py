@@ -30,6 +30,10 @@ GROUPS = 32
 """Groups drawn before training, to choose a property and to take its mean."""
 DIFFERENCES = ((torch.float64, 1e-6, 1e-3), (None, 1e-3, 5e-2), (None, 1e-2, 5e-2))
 """Dtype (None: the policy's own), step and tolerance of the central differences that are tried in turn."""
+STEEP = 3.0
+"""Length of the gradient's part of the direction of differences; the noise has length 1 along any other direction."""
+LEAST_SLOPE = 1e-3
+"""Slope to which errors are relative where the gradient is smaller, as that of saturated tables, whose logits are rounded."""
 MOST_CHANGE = 1.0
 """Largest change of a sum of log-probs or KLs to either side, so that steep ones are measured by smaller steps."""
 PLACES = 48
@@ -61,8 +65,9 @@ def gradient(case: Case) -> Measured:
 def derivative(case: Case) -> Measured | Skip:
     """⟨∇ f, v⟩ = [f(θ + εv) - f(θ - εv)] / 2ε along a direction v, of f = Σ log π, and of f = Σ KL(π ‖ π_ref) of scorers.
 
-    v is the gradient plus noise of the same length. The KL of a policy with sites is that of its tables. In float64 first; a
-    policy with parts of fewer bits, or that cannot be made float64, is measured by larger steps.
+    v is noise plus the gradient's direction, so that a part of it that is missing, and another length, both show. The KL of a
+    policy with sites is that of its tables. In float64 first; a policy with parts of fewer bits, or that cannot be made float64,
+    is measured by larger steps.
     """
     found: Measured | Skip = Skip("weights are too coarse for differences")
     for dtype, epsilon, tolerance in DIFFERENCES:
@@ -74,9 +79,14 @@ def derivative(case: Case) -> Measured | Skip:
             if dtype is None:
                 raise
             continue  # constants of another dtype, say
-        if found.error <= found.tolerance:
+        if found.error <= found.tolerance or (dtype is not None and _well_determined(case, found, dtype, epsilon)):
             return found
     return found
+
+
+def _well_determined(case: Case, found: Measured, dtype: torch.dtype, epsilon: float) -> bool:
+    """Whether a measurement with twice the step says the same, so that its error is not that of rounding."""
+    return abs(_derivatives(case, dtype, 2 * epsilon, found.tolerance).error - found.error) <= found.tolerance
 
 
 def _log_prob(scores: Scores) -> Tensor:
@@ -115,7 +125,7 @@ def _derivative(
     weights, generator = [p for p in case.module.parameters() if p.requires_grad], case.generator(11)
     slopes = _gradients(case, lambda scores: value(scores).sum(), reference)
     noise = [torch.randn(p.shape, generator=generator, device=p.device, dtype=p.dtype) for p in weights]
-    steep = _norm(noise) / max(_norm(slopes), 1e-30)  # a direction along which a gradient of another length shows
+    steep = STEEP / max(_norm(slopes), 1e-30)  # a direction along which a gradient of another length shows
     directions = [v + steep * g if math.isfinite(steep) else v for v, g in zip(noise, slopes, strict=True)]
     along = sum(float((widen(g) * v).sum()) for g, v in zip(slopes, directions, strict=True))
     epsilon, ends = min(epsilon, MOST_CHANGE / max(abs(along), 1e-30)), []
@@ -125,7 +135,7 @@ def _derivative(
                 p.add_(shift * v)
             ends.append(float(value(case.scores(case.rollout, None, reference)).cpu().double().sum()))
     difference = (ends[0] - ends[1]) / (2 * epsilon)
-    size = max(abs(along), _norm(slopes), 1e-9)
+    size = max(abs(along), _norm(slopes), LEAST_SLOPE)
     return Measured(abs(difference - along) / size, tolerance, f"{along:.3g} against {difference:.3g} by differences")
 
 

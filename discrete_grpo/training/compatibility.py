@@ -15,6 +15,7 @@ from discrete_grpo.core.categorical import Sites
 from discrete_grpo.core.checks import check_function, plain_number
 from discrete_grpo.core.own_surrogate import SurrogateFunc, own_surrogate
 from discrete_grpo.core.precision import place
+from discrete_grpo.core.processes import started_processes
 from discrete_grpo.core.reward_arguments import remembers, reward_names
 from discrete_grpo.core.rollout import Policy, Reward, Rollout, is_scorer
 from discrete_grpo.core.scoring import shown_value
@@ -135,6 +136,8 @@ def check_observers(sample_metrics: object, ledger: object, tracker: object) -> 
         check_function("sample_metrics", sample_metrics, "the samples of a generation", 1)
     if ledger is not None and not callable(getattr(ledger, "score", None)):
         raise ValueError(f"ledger: {ledger!r}, expected a ledger of calls, such as Ledger(max_oracle_calls=1000), or None")
+    if getattr(ledger, "in_memory", False) and (count := started_processes()) > 1:
+        raise ValueError(f"ledger: in memory, expected one with a file, which {count} processes share")
     if tracker is not None and not all(callable(getattr(tracker, name, None)) for name in TRACKS):
         raise ValueError(f"tracker: {tracker!r}, expected an object with the methods {', '.join(TRACKS)}, or None")
 

@@ -115,7 +115,7 @@ def test_every_form_decodes_to_the_same_molecule(form: str) -> None:
     vocabulary = Vocabulary(("H", *WIDE.atoms)) if hydrogens else WIDE
     known = [one for one in HAND_PICKED if hydrogens or "[nH]" not in one]
     assert "c1cc[nH+]cc1" in known
-    drawn = decode(encode(known, vocabulary, aromatic=aromatic), vocabulary)
+    drawn = decode(encode(known, vocabulary, aromatic=aromatic, hydrogens=hydrogens), vocabulary)
     assert [canonical(one) if one else None for one in drawn] == [canonical(one) for one in known]
 
 
@@ -130,8 +130,10 @@ def test_an_aromatic_ring_does_not_tell_its_hydrogen(smiles: str) -> None:
     assert sum(order == 4 for _, _, order in bonds) > 4
 
 
-def test_hydrogens_are_nodes_where_the_vocabulary_has_them() -> None:
-    batch = encode(["CO", "[H][H]"], Vocabulary(("H", "C", "O")))
+def test_hydrogens_are_nodes_where_asked_for() -> None:
+    known = Vocabulary(("H", "C", "O"))
+    assert encode(["CO", "[H]CO"], known).nodes.tolist() == [[1, 2]] * 2
+    batch = encode(["CO", "[H][H]"], known, hydrogens=True)
     assert batch.nodes.tolist() == [[1, 2, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0]]
     assert batch.sizes.tolist() == [6, 2]
     assert batch.edges[0].sum(1).tolist() == [4, 2, 1, 1, 1, 1]

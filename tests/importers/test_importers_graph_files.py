@@ -24,6 +24,8 @@ from discrete_grpo.models.digress_transformer import DigressTransformer
 from discrete_grpo.policies.graph import GraphPolicy
 from discrete_grpo.recipes.loading import load
 from discrete_grpo.recipes.sft import run_sft
+from discrete_grpo.recipes.sft_data import prepare
+from discrete_grpo.recipes.sft_files import samples_of
 from discrete_grpo.runs.checkpoint import CheckpointError, load_metadata, read_policy, save
 from tests.imported import PLANAR, QM9, Made, assert_their_logits, defog, digress, lightning, one_line, weights
 
@@ -140,6 +142,30 @@ def test_a_policy_with_aromatic_bonds_is_trained_further_on_smiles(tmp_path: Pat
     assert int((trained.encode(["c1ccncc1"]).edges == 4).sum()) == 12
     fixed = load(str(tmp_path / "run")).family.condition(trained, found.metadata, {"scaffold": "c1cc[nH]c1"})["fixed"]
     assert sorted(fixed.edges.values()) == [0] * 5 + [4] * 5
+
+
+def test_a_class_of_hydrogens_that_does_not_occur_is_not_read(tmp_path: Path) -> None:
+    made = digress_of("moses", (8, 5))
+    torch.save({"model." + name: tensor for name, tensor in made[0].items()}, tmp_path / "moses.pt")
+    found = import_digress(tmp_path / "moses.pt", dataset="moses", num_steps=3)
+    policy: Any = load_policy(save(tmp_path / "policy", found.policy, metadata=found.metadata))
+    kinds: tuple[Any, ...] = (found.policy, policy)
+    for one in kinds:
+        graphs = one.encode(["CC(C)Cc1ccc(cc1)C(C)C(=O)O"])
+        assert graphs.sizes.tolist() == [15]
+        assert int((graphs.nodes == known_data("moses").atoms.index("H")).sum()) == 0
+        assert one.can_draw("CC(C)Cc1ccc(cc1)C(C)C(=O)O")
+
+
+def test_further_training_leaves_out_graphs_that_the_network_cannot_read(tmp_path: Path) -> None:
+    made = digress_of("qm9", (4, 4))
+    torch.save({"model." + name: tensor for name, tensor in made[0].items()}, tmp_path / "qm9.pt")
+    found = import_digress(tmp_path / "qm9.pt", dataset="qm9", num_steps=3)
+    saved = save(tmp_path / "policy", found.policy, metadata=found.metadata)
+    (tmp_path / "data.smi").write_text("\n".join(["CCO", "CCN", "CCCO", "C" * 9, "C" * 12]))
+    recipe = SFTRecipe(str(saved), str(tmp_path / "data.smi"), test_share=0.2)
+    with pytest.raises(ValueError, match=r"1 of 5 samples cannot be drawn by the policy, such as 'CCCCCCCCCCCC'; expected at most"):
+        prepare(recipe, load(recipe.policy), samples_of(recipe, load(recipe.policy)))
 
 
 def test_molecules_have_at_most_five_classes_of_bonds(tmp_path: Path) -> None:

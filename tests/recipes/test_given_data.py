@@ -233,3 +233,11 @@ def test_a_folder_in_which_another_process_works_keeps_its_data(tmp_path: Path) 
             pretrain(PretrainSmilesRecipe(output_dir=str(tmp_path), pretrain=loop()), data=SMILES)
         other.kill()
     assert not (tmp_path / "data.smi").exists()
+
+
+def test_the_first_process_alone_writes_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("discrete_grpo.recipes.given_data.is_first", lambda: False)
+    (tmp_path / "data.smi").write_text("mine")
+    made = with_data(PretrainSmilesRecipe(output_dir=str(tmp_path)), SMILES, resume=False)
+    assert made.data == str(tmp_path / "data.smi")
+    assert (tmp_path / "data.smi").read_text() == "mine"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from discrete_grpo.datasets.sharded import ShardedMolecules
 from discrete_grpo.datasets.spatial import conformers, spatial_statistics
 from discrete_grpo.datasets.spatial_fields import fits, spatial_graphs
 from discrete_grpo.datasets.synthetic_graphs import dataset_from_networkx
+from discrete_grpo.domains.spatial_molecules import smiles_of
 from discrete_grpo.models.equivariant import EquivariantSizes
 from discrete_grpo.models.graph_transformer import NetworkSizes
 from discrete_grpo.recipes import pretrain as recipes
@@ -188,6 +190,20 @@ def test_the_loss_of_molecules_in_space_is_logged(tmp_path: Path) -> None:
     assert 0 < len(test) <= len(held_out) == 2
     assert losses(tmp_path / "run")[1] == held_out_loss(policy, test, 8, draws=NOISY_DRAWS)
     assert losses(tmp_path / "run")[0] != losses(tmp_path / "run")[1]
+
+
+def test_copies_and_conformers_of_a_molecule_in_space_are_not_trained_on_and_held_out(tmp_path: Path) -> None:
+    lines = ["CO", "CCO", "CC", "C=O", "CN", "CCN", "CCC", "COC"]
+    recipe = PretrainSpatialRecipe(
+        data=written(tmp_path / "data.smi", lines * 3), output_dir=str(tmp_path / "run"), test_share=0.25
+    )
+    held_out, train, _ = split_molecules(recipe)
+    assert (len(held_out), len(train)) == (2, 18)
+    assert not {smiles_of(one) for one in held_out} & {smiles_of(one) for one in train}
+    once = split_molecules(replace(recipe, data=written(tmp_path / "once.smi", lines)))
+    assert [smiles_of(one) for one in once[0]] == [smiles_of(one) for one in held_out]
+    held_out, train, _ = split_molecules(replace(recipe, data=written(tmp_path / "one.smi", ["CO"] * 4)))
+    assert (len(held_out), len(train)) == (1, 3)  # of one molecule alone
 
 
 def test_broken_lines_of_molecules_in_space_are_told(tmp_path: Path, capsys: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from torch import Tensor
 from discrete_grpo import SFTRecipe, load_policy, pretrain
 from discrete_grpo.datasets.spatial import conformers, spatial_statistics
 from discrete_grpo.domains.graph6 import graph6
-from discrete_grpo.domains.spatial_molecules import to_cxsmiles
+from discrete_grpo.domains.spatial_files import to_sdf
+from discrete_grpo.domains.spatial_molecules import SpatialMolecule, to_cxsmiles
 from discrete_grpo.domains.tokenizer import Tokenizer
 from discrete_grpo.models.equivariant import EquivariantSizes
 from discrete_grpo.recipes.diffusion import DiffusionOptions
@@ -190,6 +192,21 @@ def test_bonds_in_space_are_read_as_the_policy_was_trained_on_them(aromatic: boo
     assert {len(one): sorted(order for _, _, order in one.bonds) for one in found.samples}.items() <= wanted.items()
     assert any(wanted[len(one)].count(4) == 6 * aromatic for one in found.samples)
     assert found.count == 3
+
+
+def test_molecules_in_space_that_are_none_or_lack_hydrogens_are_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policy, _ = FAMILIES["molecules in space"](tmp_path)
+    good = list(conformers(MOLECULES).molecules)
+    bare = conformers(["CCO"], hydrogens=False).molecules[0]
+    broken = SpatialMolecule(("O", "H"), (0, 0), ((0, 1, 3),), ((0.0, 0.0, 0.0), (0.0, 0.0, 1.0)))
+    (tmp_path / "more.sdf").write_text(to_sdf([*good, bare, broken]))
+    recipe = SFTRecipe(policy, str(tmp_path / "more.sdf"), test_share=0.3, max_broken=0.2)
+    assert made(recipe).count == len(good)
+    assert "2 of 12 records do not sanitise or lack hydrogens; they are left out" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="2 of 12 records are no molecule in space, expected at most"):
+        made(replace(recipe, max_broken=0.1))
 
 
 def test_a_wrong_name_of_a_metric_costs_no_update(tmp_path: Path) -> None:

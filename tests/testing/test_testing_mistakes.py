@@ -67,6 +67,7 @@ MISTAKES: list[tuple[type[twins.Words], str]] = [
     (twins.NoGradient, "reference"),
     (twins.NoGradient, "derivative"),
     (twins.ReversedGradient, "derivative"),
+    (twins.DetachedBody, "derivative"),
     (twins.InfiniteGradient, "gradient"),
     (twins.NoInitArgs, "checkpoint"),
     (twins.ForgetsTemperature, "checkpoint"),
@@ -123,7 +124,9 @@ def test_one_random_number_for_all_sites_of_a_step_is_caught(space: bool) -> Non
 
 def test_what_shares_a_random_number_is_named() -> None:
     only = [law for law in LAWS if law != "independence"]
-    for kind, what in ((twins.CopiesInGroups, "neighbouring rows"), (twins.OneNumberPerRow, "consecutive steps")):
+    shared = {twins.CopiesInGroups: "neighbouring rows", twins.OneNumberPerRow: "consecutive steps"}
+    shared |= {twins.HalvesOfABatch: "rows half a batch apart"}
+    for kind, what in shared.items():
         assert row(check_words(kind(), skip=only), "independence").note.startswith(f"{what}: p at most ")
     assert row(check_words(twins.Words(), skip=only), "independence").error < 1
 

@@ -21,6 +21,7 @@ from discrete_grpo.policies.node_count import SizedPolicy
 from discrete_grpo.rewards.ledger import Ledger, molecule_key
 from discrete_grpo.runs.checkpoint import Checkpoints, load_training
 from discrete_grpo.runs.recorder import read_metrics, read_samples
+from discrete_grpo.training.compatibility import check_observers
 from discrete_grpo.training.config import GRPOConfig
 from discrete_grpo.training.distributed import ProcessGroup
 from discrete_grpo.training.sampler import check_shards, make_shards, num_shards
@@ -277,3 +278,11 @@ def test_processes_tell_each_other_what_is_learned_from_and_no_more(tmp_path: Pa
 def test_what_each_returned_is_in_order_of_rank() -> None:
     assert Told(1, ("a", None), ("c", None)).run_all(lambda: "b") == ["a", "b", "c"]
     assert ProcessGroup().run_all(lambda: "b") == ["b"]
+
+
+def test_processes_share_a_ledger_with_a_file_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_observers(None, Ledger(max_oracle_calls=5), None)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    check_observers(None, Ledger(tmp_path / "ledger.sqlite"), None)
+    with pytest.raises(ValueError, match=r"^ledger: in memory, expected one with a file, which 2 processes share$"):
+        check_observers(None, Ledger(max_oracle_calls=5), None)
