@@ -32,6 +32,8 @@ DIFFERENCES = ((torch.float64, 1e-6, 1e-3), (None, 1e-3, 5e-2), (None, 1e-2, 5e-
 """Dtype (None: the policy's own), step and tolerance of the central differences that are tried in turn."""
 STEEP = 3.0
 """Length of the gradient's part of the direction of differences; the noise has length 1 along any other direction."""
+SAME = 0.01
+"""Relative difference up to which two errors are the same."""
 LEAST_SLOPE = 1e-3
 """Slope to which errors are relative where the gradient is smaller, as that of saturated tables, whose logits are rounded."""
 MOST_CHANGE = 1.0
@@ -85,8 +87,9 @@ def derivative(case: Case) -> Measured | Skip:
 
 
 def _well_determined(case: Case, found: Measured, dtype: torch.dtype, epsilon: float) -> bool:
-    """Whether a measurement with twice the step says the same, so that its error is not that of rounding."""
-    return abs(_derivatives(case, dtype, 2 * epsilon, found.tolerance).error - found.error) <= found.tolerance
+    """Whether measurements with other steps have the same error, which is then not that of rounding."""
+    others = (_derivatives(case, dtype, k * epsilon, found.tolerance).error for k in (3, 9))
+    return all(abs(error - found.error) <= SAME * found.error for error in others)
 
 
 def _log_prob(scores: Scores) -> Tensor:
