@@ -26,7 +26,7 @@ from discrete_grpo.domains.molecules import parse_smiles
 from discrete_grpo.domains.spatial_files import perceive_bonds, read_record, sdf_records, xyz_frames
 from discrete_grpo.domains.spatial_molecules import SpatialMolecule, check_apart, to_mol
 
-__all__ = ["SpatialDataset", "SpatialStatistics", "conformers", "load_spatial", "spatial_statistics"]
+__all__ = ["SpatialDataset", "SpatialStatistics", "conformers", "in_form", "load_spatial", "spatial_statistics"]
 
 _CACHE_VERSION = "spatial 2"
 _CHUNK = 64
@@ -200,11 +200,19 @@ def _readers(path: Path, charge: int | None, max_bytes: int) -> Iterator[Callabl
 
 def _resolved(read: Callable[[], SpatialMolecule], hydrogens: bool, aromatic: bool) -> SpatialMolecule | str:
     try:
-        found = read()
-        check_apart(found)
-        mol = to_mol(found)
+        return in_form(read(), hydrogens=hydrogens, aromatic=aromatic)
     except ValueError as error:
         return str(error)
+
+
+def in_form(molecule: SpatialMolecule, *, hydrogens: bool, aromatic: bool) -> SpatialMolecule | str:
+    """The molecule with or without its hydrogens, with aromatic or Kekulé bonds, or the reason why it cannot be stored.
+
+    Raises:
+        ValueError: for two atoms at one place.
+    """
+    check_apart(molecule)
+    mol = to_mol(molecule)
     return "does not sanitise" if mol is None else as_stored(mol, hydrogens=hydrogens, aromatic=aromatic)
 
 

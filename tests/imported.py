@@ -21,6 +21,7 @@ from discrete_grpo.training.trainer import GRPOTrainer
 from tests import digress_oracle as oracle
 
 __all__ = [
+    "GDPO",
     "PLANAR",
     "QM9",
     "Made",
@@ -28,13 +29,14 @@ __all__ = [
     "check_as_a_policy",
     "defog",
     "digress",
+    "digress_of",
     "lightning",
     "one_line",
     "weights",
 ]
 
 SIZES: dict[str, Any] = {"layers": 3, "widths": (16, 6, 5), "hidden": (12, 9, 2048), "mlp": (10, 8, 7)}
-QM9, PLANAR = ((4, 4), (1, 2))
+QM9, PLANAR, GDPO = ((4, 4), (1, 2), (9, 5))
 Made = tuple[dict[str, Tensor], oracle.Variant]
 
 
@@ -49,8 +51,12 @@ def weights(data: DataName, states: tuple[int, int], outputs: tuple[int, int], *
     return oracle.random_state(widths, outputs, **SIZES), how
 
 
+def digress_of(data: DataName, classes: tuple[int, int], **more: Any) -> Made:
+    return weights(data, classes, classes, **{"features": "all", "pooling": "masked"} | more)
+
+
 def digress(**more: Any) -> Made:
-    return weights("qm9", QM9, QM9, **{"features": "all", "pooling": "masked"} | more)
+    return digress_of("qm9", QM9, **more)
 
 
 def defog(data: DataName = "qm9", states: tuple[int, int] = QM9, outputs: tuple[int, int] = QM9, **more: Any) -> Made:

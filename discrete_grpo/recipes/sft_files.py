@@ -15,6 +15,7 @@ from discrete_grpo.recipes.loading import LoadedPolicy
 from discrete_grpo.runs.console import print_notes
 
 if TYPE_CHECKING:
+    from discrete_grpo.datasets.spatial import SpatialStatistics
     from discrete_grpo.domains.spatial_molecules import SpatialMolecule
     from discrete_grpo.recipes.sft import SFTRecipe
 
@@ -116,11 +117,14 @@ def _molecules(recipe: SFTRecipe, loaded: LoadedPolicy) -> tuple[Sequence[str], 
 
 
 def _spatial(recipe: SFTRecipe, loaded: LoadedPolicy) -> Sequence[Any]:
+    from discrete_grpo.datasets.spatial import SpatialStatistics
+
     assert loaded.family.read is not None
     with told_as("data", "file"):
         found, _ = loaded.family.read(recipe.source, FileOptions(smiles_column=recipe.smiles_column, max_bytes=recipe.max_bytes))
+    stats = SpatialStatistics.from_json(loaded.metadata["statistics"])
     read = [one for one in found if one is not None]
-    known = [sample for one in read if (sample := _as_trained_on(one, loaded)) is not None]
+    known = [sample for one in read if (sample := _as_trained_on(one, stats)) is not None]
     if (lost := len(found) - len(known)) > recipe.max_broken * len(found) and read:
         wanted = f"expected at most a share of max_broken ({recipe.max_broken:g})"
         raise ValueError(f"data: {recipe.source}: {lost} of {len(found)} records are no molecule in space, {wanted}")
@@ -129,22 +133,24 @@ def _spatial(recipe: SFTRecipe, loaded: LoadedPolicy) -> Sequence[Any]:
     return known
 
 
-def _as_trained_on(sample: SpatialMolecule, loaded: LoadedPolicy) -> SpatialMolecule | None:
+def _as_trained_on(sample: SpatialMolecule, stats: SpatialStatistics) -> SpatialMolecule | None:
     """The molecule with aromatic or Kekulé bonds, and with or without hydrogens, as in the data of the policy.
 
     None for what does not sanitise, as in pretraining, and for one without its hydrogens where the policy draws them.
     """
-    from discrete_grpo.datasets.spatial import SpatialStatistics
-    from discrete_grpo.domains.conformers import as_stored
+    from discrete_grpo.datasets.spatial import in_form
     from discrete_grpo.domains.molecules import has_aromatic
     from discrete_grpo.domains.spatial_molecules import to_mol
 
-    stats, mol = SpatialStatistics.from_json(loaded.metadata["statistics"]), to_mol(sample)
     hydrogens = "H" in stats.symbols
-    if mol is None or (hydrogens and any(atom.GetTotalNumHs() for atom in mol.GetAtoms())):
+    try:
+        stored = in_form(sample, hydrogens=hydrogens, aromatic=has_aromatic(stats.bond_marginal))
+    except ValueError:
         return None
-    stored = as_stored(mol, hydrogens=hydrogens, aromatic=has_aromatic(stats.bond_marginal))
-    return None if isinstance(stored, str) else stored
+    if isinstance(stored, str):
+        return None
+    mol = to_mol(stored) if hydrogens else None
+    return None if mol is not None and any(atom.GetTotalNumHs() for atom in mol.GetAtoms()) else stored
 
 
 def _lines(recipe: SFTRecipe, loaded: LoadedPolicy) -> Sequence[str]:
