@@ -39,6 +39,7 @@ from discrete_grpo.datasets.molecules import MoleculeDataset, MoleculeStatistics
 from discrete_grpo.domains import molecules as chemistry
 from discrete_grpo.domains.fields import FieldBatch
 from discrete_grpo.domains.graphs import GraphBatch
+from discrete_grpo.domains.smiles import parse_all
 from discrete_grpo.metrics.molecules import evaluate
 from discrete_grpo.models.equivariant import EquivariantConfig, EquivariantSizes, EquivariantTransformer
 from discrete_grpo.policies.fields import Field, FieldPolicy
@@ -166,7 +167,7 @@ def charged(samples: Sequence[str | None]) -> tuple[float, float]:
     >>> charged(["C[N+](C)(C)CC(=O)[O-]", "CCCC", None])
     (0.5, 0.1666...)
     """
-    mols = [mol for mol in chemistry.parse_all(samples) if mol is not None]
+    mols = [mol for mol in parse_all(samples) if mol is not None]
     counts = [[atom.GetFormalCharge() != 0 for atom in mol.GetAtoms()] for mol in mols]
     atoms = list(itertools.chain.from_iterable(counts))
     return sum(map(any, counts)) / max(len(counts), 1), sum(atoms) / max(len(atoms), 1)

@@ -28,8 +28,8 @@ import psutil
 from benchmarks.common import ROOT, stamp, write_result
 from discrete_grpo.datasets.parallel import blocks, map_blocks
 from discrete_grpo.datasets.reading import smiles_rows
-from discrete_grpo.domains.molecules import parse_smiles
 from discrete_grpo.domains.random_smiles import random_smiles
+from discrete_grpo.domains.smiles import parse_smiles
 
 SOURCES = [
     "benchmarks/data_memory.py",

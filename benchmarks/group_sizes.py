@@ -19,7 +19,7 @@ import numpy as np
 
 from benchmarks.common import ROOT, stamp, write_result
 from discrete_grpo.datasets.reading import smiles_rows
-from discrete_grpo.domains.molecules import parse_smiles
+from discrete_grpo.domains.smiles import parse_smiles
 from discrete_grpo.recipes.loading import load_policy
 from discrete_grpo.runs.console import print_table
 from discrete_grpo.training.size_dealing import dealt

@@ -31,7 +31,7 @@ from discrete_grpo.datasets.molecules import load_molecules
 from discrete_grpo.datasets.synthetic_graphs import NAMED_SETS
 from discrete_grpo.diffusion.choices import Distortion, KernelName
 from discrete_grpo.domains.molecule_properties import descriptor
-from discrete_grpo.domains.molecules import parse
+from discrete_grpo.domains.smiles import parse
 from discrete_grpo.metrics.graphs import GraphReference, evaluate_folds
 from discrete_grpo.metrics.molecules import evaluate
 from discrete_grpo.recipes.families import SamplerOptions

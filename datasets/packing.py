@@ -15,7 +15,8 @@ from discrete_grpo.core.checks import check_range
 from discrete_grpo.datasets.parallel import blocks, map_blocks
 from discrete_grpo.datasets.reading import BLOCK, PARALLEL_ROWS
 from discrete_grpo.domains.graphs import PackedGraphs, num_pairs
-from discrete_grpo.domains.molecules import AtomType, Vocabulary, classes_to_mol, molecule_parts, parse_smiles, to_smiles
+from discrete_grpo.domains.molecules import AtomType, Vocabulary, classes_to_mol, molecule_parts
+from discrete_grpo.domains.smiles import parse_smiles, to_smiles
 
 __all__ = ["MAX_ATOMS", "Packer", "pack", "pack_lines"]
 

@@ -22,7 +22,7 @@ from discrete_grpo.core.digests import add_file
 from discrete_grpo.datasets.downloads import default_cache
 from discrete_grpo.datasets.tables import HEAD, Layout, find_layout
 from discrete_grpo.datasets.text_files import MAX_BYTES, suffix_of, text_lines
-from discrete_grpo.domains.molecules import parse_smiles
+from discrete_grpo.domains.smiles import parse_smiles
 
 __all__ = [
     "AUTO",

@@ -34,7 +34,7 @@ from discrete_grpo.datasets.reading import (
 )
 from discrete_grpo.datasets.text_files import MAX_BYTES
 from discrete_grpo.domains.molecule_properties import descriptor, murcko_scaffold
-from discrete_grpo.domains.molecules import parse_smiles
+from discrete_grpo.domains.smiles import parse_smiles
 from discrete_grpo.domains.tokenizer import EOS, PAD, SMILES, Property, TokenBatch, Tokenizer, matches
 
 __all__ = ["SmilesLines", "TokenDataset", "alphabet", "load_smiles", "parse_lines", "smiles_from_lines", "token_dataset"]

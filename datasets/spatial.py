@@ -22,7 +22,7 @@ from discrete_grpo.datasets.arrays import read_arrays
 from discrete_grpo.datasets.reading import array_lines, check_broken, content_key, from_cache, text_array, write_arrays
 from discrete_grpo.datasets.text_files import MAX_BYTES, suffix_of, text_lines
 from discrete_grpo.domains.conformers import DECIMALS, as_stored, embed
-from discrete_grpo.domains.molecules import parse_smiles
+from discrete_grpo.domains.smiles import parse_smiles
 from discrete_grpo.domains.spatial_files import perceive_bonds, read_record, sdf_records, xyz_frames
 from discrete_grpo.domains.spatial_molecules import SpatialMolecule, check_apart, to_mol
 

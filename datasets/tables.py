@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from discrete_grpo.core.checks import did_you_mean
-from discrete_grpo.domains.molecules import parse_smiles
+from discrete_grpo.domains.smiles import parse_smiles
 
 __all__ = ["HEAD", "Layout", "find_layout"]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from discrete_grpo.core.checks import check_range, check_whole
 from discrete_grpo.domains import molecule_properties
-from discrete_grpo.domains import molecules as chemistry
+from discrete_grpo.domains.smiles import parse_all
 from discrete_grpo.rewards.auc import auc_spacing, auc_top_k
 from discrete_grpo.rewards.ledger import Ledger
 
@@ -65,7 +65,7 @@ def pairwise_diversity(smiles: Sequence[str]) -> float | None:
     >>> pairwise_diversity(["CCO", "OCC"]), pairwise_diversity(["CCO"])
     (0.0, None)
     """
-    prints = [molecule_properties.bit_fingerprint(mol, 2, 2048) for mol in chemistry.parse_all(smiles) if mol is not None]
+    prints = [molecule_properties.bit_fingerprint(mol, 2, 2048) for mol in parse_all(smiles) if mol is not None]
     pairs = [molecule_properties.tanimoto(a, b) for k, a in enumerate(prints) for b in prints[:k]]
     return 1.0 - math.fsum(pairs) / len(pairs) if pairs else None
 
@@ -90,7 +90,7 @@ def measure(ledger: Ledger, budget: int, kind: str, name: str) -> dict[str, Any]
     row |= {f"auc_top{k}": auc_top_k(scores, k, budget, auc_spacing(budget)) for k in (1, 10, 100)}
     row |= {f"top{k}": math.fsum(top[:k]) / len(top[:k]) if top else None for k in (1, 10, 100)}
     molecules = [history.keys[place] for place in order] if kind == "molecules" else []
-    easy = [molecule_properties.sa_score(mol) for mol in chemistry.parse_all(molecules[:10]) if mol is not None]
+    easy = [molecule_properties.sa_score(mol) for mol in parse_all(molecules[:10]) if mol is not None]
     row["diversity_top100"] = pairwise_diversity(molecules)
     row["sa_top10"] = math.fsum(easy) / len(easy) if easy else None
     row["sources"] = ledger.sources()

@@ -6,8 +6,8 @@ from rdkit import Chem
 from rdkit.Chem import rdMolDescriptors
 
 from discrete_grpo.domains import fingerprints
-from discrete_grpo.domains import molecules as chemistry
 from discrete_grpo.domains.molecule_properties import crippen_logp
+from discrete_grpo.domains.smiles import parse
 
 __all__ = ["DESCRIPTORS", "molecule_counts", "molecule_numbers"]
 
@@ -62,7 +62,7 @@ def molecule_numbers(smiles: str) -> tuple[float, ...]:
 
 
 def _parsed(smiles: str) -> Chem.Mol:
-    mol = chemistry.parse(smiles)
+    mol = parse(smiles)
     if mol is None:
         raise ValueError(f"smiles: {smiles!r}, expected a valid molecule")
     return mol

@@ -23,7 +23,7 @@ from rdkit.rdBase import BlockLogs
 
 from discrete_grpo.core.checks import check_range, did_you_mean
 from discrete_grpo.domains.molecule_mutations import MUTATIONS, Mutation, add_bond, matches, pattern
-from discrete_grpo.domains.molecules import parse, to_smiles
+from discrete_grpo.domains.smiles import parse, to_smiles
 
 __all__ = ["MUTATION_ODDS", "ChildSize", "crossover", "mutate", "reproduce", "rings_ok", "splice"]
 

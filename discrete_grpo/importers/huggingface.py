@@ -18,7 +18,7 @@ from typing import Any, cast
 import torch
 
 from discrete_grpo.core.checks import check_range
-from discrete_grpo.domains.molecules import canonical_samples
+from discrete_grpo.domains.smiles import canonical_samples
 from discrete_grpo.domains.tokenizer import NUM_SPECIAL, Tokenizer
 from discrete_grpo.importers.tensors import read_json
 from discrete_grpo.models.huggingface import HuggingFaceLM, local_settings, transformers_library, with_own_attention

@@ -19,7 +19,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from discrete_grpo.domains.molecules import canonical_samples
+from discrete_grpo.domains.smiles import canonical_samples
 from discrete_grpo.domains.tokenizer import SMILES, Property, Tokenizer
 from discrete_grpo.importers.settings import brief
 from discrete_grpo.importers.tensors import check_tensors, read_json, read_pickle, read_safetensors, select_rows

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from discrete_grpo.domains.molecules import canonical_samples
+from discrete_grpo.domains.smiles import canonical_samples
 from discrete_grpo.domains.tokenizer import Tokenizer
 from discrete_grpo.importers.settings import brief
 from discrete_grpo.importers.tensors import Inert, check_tensors, read_json, read_pickle, read_safetensors, select_rows

@@ -12,7 +12,7 @@ from rdkit import Chem
 from scipy.sparse import csr_matrix
 
 from discrete_grpo.core.checks import check_samples
-from discrete_grpo.domains.molecules import parse_smiles, to_smiles
+from discrete_grpo.domains.smiles import parse_smiles, to_smiles
 from discrete_grpo.metrics.molecule_table import MoleculeTable
 from discrete_grpo.metrics.molecule_validity import atom_stability, repaired
 from discrete_grpo.metrics.resampling import Statistic, mean_of

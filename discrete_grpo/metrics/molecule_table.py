@@ -11,7 +11,7 @@ from rdkit import Chem, DataStructs
 from rdkit.Chem.Scaffolds import MurckoScaffold
 
 from discrete_grpo.domains import molecule_properties
-from discrete_grpo.domains.molecules import parse_smiles
+from discrete_grpo.domains.smiles import parse_smiles
 from discrete_grpo.metrics.alerts import passes_filters
 
 __all__ = ["DESCRIPTORS", "PROPERTIES", "MoleculeTable", "fragments", "scaffold"]

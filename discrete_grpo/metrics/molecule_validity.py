@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from rdkit import Chem
 from rdkit.rdBase import BlockLogs
 
-from discrete_grpo.domains.molecules import parse_smiles, to_smiles
+from discrete_grpo.domains.smiles import parse_smiles, to_smiles
 
 __all__ = ["atom_stability", "largest_fragment", "relaxed_molecule", "repaired"]
 

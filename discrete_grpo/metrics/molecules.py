@@ -15,7 +15,7 @@ from rdkit import Chem, DataStructs
 
 from discrete_grpo.core.checks import check_whole
 from discrete_grpo.domains import molecule_properties
-from discrete_grpo.domains import molecules as chemistry
+from discrete_grpo.domains.smiles import parse, parse_all, parse_smiles, to_smiles
 
 __all__ = [
     "canonical",
@@ -34,13 +34,13 @@ def canonical(sample: str | None) -> str | None:
     >>> canonical("OCC"), canonical("C.C")
     ('CCO', None)
     """
-    mol = chemistry.parse(sample)
-    return None if mol is None else chemistry.to_smiles(mol, stereo=False)
+    mol = parse(sample)
+    return None if mol is None else to_smiles(mol, stereo=False)
 
 
 def canonical_all(samples: Sequence[str | None]) -> list[str | None]:
     """:func:`canonical` of each sample."""
-    return [None if mol is None else chemistry.to_smiles(mol, stereo=False) for mol in chemistry.parse_all(samples)]
+    return [None if mol is None else to_smiles(mol, stereo=False) for mol in parse_all(samples)]
 
 
 def _canonical_valid(samples: Sequence[str | None]) -> list[str]:
@@ -96,7 +96,7 @@ def internal_diversity(samples: Sequence[str | None], max_molecules: int = 2000,
     0.0
     """
     check_whole("max_molecules", max_molecules, least=1)
-    return _internal_diversity([mol for mol in chemistry.parse_all(samples) if mol is not None], max_molecules, seed)
+    return _internal_diversity([mol for mol in parse_all(samples) if mol is not None], max_molecules, seed)
 
 
 def _internal_diversity(mols: list[Chem.Mol], max_molecules: int = 2000, seed: int = 0) -> float:
@@ -123,11 +123,11 @@ def evaluate(samples: Sequence[str | None], reference: Collection[str] | None = 
         ``unique``: distinct / valid; ``novel``: distinct not in the reference / distinct; ``internal_diversity``;
         ``qed``, ``logp``, ``sa``: means over valid samples (SA from 1, easy, to 10), NaN where none is valid.
     """
-    parsed = chemistry.parse_all(samples)  # parsed once, as there may be more samples than the parser caches
+    parsed = parse_all(samples)  # parsed once, as there may be more samples than the parser caches
     mols = [mol for mol in parsed if mol is not None]
     rest = [s for s, mol in zip(samples, parsed, strict=True) if mol is None and s is not None]
-    sanitised = len(mols) + sum(chemistry.parse_smiles(s) is not None for s in rest)
-    smiles = [chemistry.to_smiles(mol, stereo=False) for mol in mols]
+    sanitised = len(mols) + sum(parse_smiles(s) is not None for s in rest)
+    smiles = [to_smiles(mol, stereo=False) for mol in mols]
     distinct = set(smiles)
     found = {"num_samples": float(len(samples)), "sanitised": _ratio(sanitised, len(samples))}
     found |= {"connected": _ratio(len(mols), sanitised), "valid": _ratio(len(mols), len(samples))}

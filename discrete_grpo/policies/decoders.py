@@ -24,9 +24,9 @@ import torch
 from torch import Tensor, nn
 
 from discrete_grpo.core.checks import check_whole
-from discrete_grpo.domains import molecules as chemistry
 from discrete_grpo.domains.graphs import GraphBatch
 from discrete_grpo.domains.images import Image
+from discrete_grpo.domains.smiles import parse, to_smiles
 
 __all__ = ["CODES", "EDGE_LIST", "SELFIES", "EdgeListDecoder", "LabelledGraph", "SelfiesDecoder", "VQDecoder", "code_text"]
 
@@ -117,10 +117,10 @@ class SelfiesDecoder:
 
         def decode(text: str) -> str | None:
             try:
-                mol = chemistry.parse(selfies.decoder(text))
+                mol = parse(selfies.decoder(text))
             except selfies.DecoderError:
                 return None
-            return None if mol is None else chemistry.to_smiles(mol)
+            return None if mol is None else to_smiles(mol)
 
         return [decode(text) for text in texts]
 
@@ -137,7 +137,7 @@ class SelfiesDecoder:
         selfies = _selfies()
         found = []
         for sample in samples:
-            if not isinstance(sample, str) or chemistry.parse(sample) is None:
+            if not isinstance(sample, str) or parse(sample) is None:
                 raise ValueError(f"samples: {sample!r}, expected a valid, connected SMILES string")
             try:
                 found.append(selfies.encoder(sample))

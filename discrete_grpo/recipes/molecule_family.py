@@ -11,6 +11,7 @@ from discrete_grpo.core.sample_metrics import SampleMetrics
 from discrete_grpo.datasets.text_files import path_named
 from discrete_grpo.domains import molecule_fields, molecule_properties
 from discrete_grpo.domains import molecules as chemistry
+from discrete_grpo.domains.smiles import canonical_samples, parse, parse_all, to_smiles
 from discrete_grpo.metrics import molecules as metrics
 from discrete_grpo.metrics.suite import SuiteOptions, SuiteResult
 from discrete_grpo.policies.conditions import FixedSites
@@ -44,7 +45,7 @@ def _summary(samples: Sequence[str | None], names: Sequence[str | None]) -> Mapp
 
 def property_columns(samples: Sequence[str | None]) -> dict[str, list[float | None]]:
     """QED, logP, SA and weight of every sample, None where it is invalid: the property columns of tables."""
-    molecules = chemistry.parse_all(samples)
+    molecules = parse_all(samples)
     return {name: [None if m is None else f(m) for m in molecules] for name, f in PROPERTIES.items()}
 
 
@@ -104,7 +105,7 @@ def _decode(policy: Any, metadata: Columns) -> None:
     from discrete_grpo.policies.tokens import TokenPolicy
 
     if isinstance(policy, TokenPolicy):
-        policy.decode = chemistry.canonical_samples
+        policy.decode = canonical_samples
 
 
 def _decode_fields(policy: Any, metadata: Columns) -> None:
@@ -139,10 +140,10 @@ def _condition(policy: Any, metadata: Columns, condition: Columns) -> Columns:
         stats = _molecules(metadata)
         aromatic = chemistry.has_aromatic(stats.edge_marginal)
         return {**condition, "fixed": scaffold_sites(text, stats.vocabulary, inner.max_nodes, aromatic=aromatic)}
-    mol = chemistry.parse(text)
+    mol = parse(text)
     if mol is None:
         raise ValueError(f"scaffold: {text!r}, expected a valid, connected SMILES")
-    return {**condition, "scaffold": chemistry.to_smiles(mol, stereo=False)}
+    return {**condition, "scaffold": to_smiles(mol, stereo=False)}
 
 
 def scaffold_sites(
@@ -159,7 +160,7 @@ def scaffold_sites(
     Raises:
         ValueError: if ``smiles`` is no molecule, has atoms outside the vocabulary, or more than ``max_nodes`` of them.
     """
-    mol = chemistry.parse(smiles)
+    mol = parse(smiles)
     if mol is None:
         raise ValueError(f"scaffold: {smiles!r}, expected a valid, connected SMILES")
     try:

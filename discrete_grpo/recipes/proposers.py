@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from discrete_grpo.core.checks import check_range, check_whole
-from discrete_grpo.domains import molecules as chemistry
 from discrete_grpo.domains.molecule_operators import reproduce, splice
+from discrete_grpo.domains.smiles import parse, to_smiles
 from discrete_grpo.domains.smiles_grammar import decode_gene, encode_gene, mutate_gene
 from discrete_grpo.training.memory import ScoredMemory, rank_weights
 
@@ -84,8 +84,8 @@ class SmilesGenetic:
         for _ in range(TRIES * count if parents else 0):
             gene = encode_gene(rng.choice(parents).sample, rng)
             text = None if gene is None else decode_gene(mutate_gene(gene, rng))
-            mol = None if text is None or text in memory else chemistry.parse(text)  # two codons of three are silent
-            if mol is not None and (smiles := chemistry.to_smiles(mol)) not in memory:
+            mol = None if text is None or text in memory else parse(text)  # two codons of three are silent
+            if mol is not None and (smiles := to_smiles(mol)) not in memory:
                 found[smiles] = None
                 if len(found) == count:
                     break
@@ -116,9 +116,9 @@ class Splicing:
         rng, weights = _rng(generator), rank_weights(len(parents), memory.rank_coefficient).tolist()
         found = dict[str, None]()
         for _ in range(TRIES * count):
-            a, b = (chemistry.parse(entry.sample) for entry in rng.choices(parents, weights, k=2))
+            a, b = (parse(entry.sample) for entry in rng.choices(parents, weights, k=2))
             child = None if a is None or b is None else splice(a, b, rng)
-            if child is not None and (smiles := chemistry.to_smiles(child)) not in memory:
+            if child is not None and (smiles := to_smiles(child)) not in memory:
                 found[smiles] = None
                 if len(found) == count:
                     break

@@ -249,7 +249,7 @@ def _written(policy: TokenPolicy, loaded: LoadedPolicy, sample: Any) -> Any:
 
 def _scaffold(smiles: str) -> str:
     from discrete_grpo.domains.molecule_properties import murcko_scaffold
-    from discrete_grpo.domains.molecules import parse_smiles
+    from discrete_grpo.domains.smiles import parse_smiles
 
     mol = parse_smiles(smiles)
     return "" if mol is None else murcko_scaffold(mol)

@@ -20,7 +20,7 @@ from discrete_grpo.datasets.sharded import ShardedTokens
 from discrete_grpo.datasets.shards import is_shard_folder
 from discrete_grpo.datasets.smiles import SmilesLines, alphabet, load_smiles, smiles_from_lines, token_dataset
 from discrete_grpo.datasets.text_files import MAX_BYTES, path_named
-from discrete_grpo.domains.molecules import canonical_samples
+from discrete_grpo.domains.smiles import canonical_samples
 from discrete_grpo.domains.tokenizer import Property, Tokenizer
 from discrete_grpo.metrics.molecules import sample_metrics
 from discrete_grpo.models.gpt import GPT, GPTConfig

@@ -102,7 +102,7 @@ class Classifier:
         Returns:
             A number in [0, 1] per sample, higher for a molecule that is more likely of the second class; 0 for an invalid one.
         """
-        from discrete_grpo.domains.molecules import parse_all
+        from discrete_grpo.domains.smiles import parse_all
 
         mols = parse_all(samples)
         valid = [mol for mol in mols if mol is not None]

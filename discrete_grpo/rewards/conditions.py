@@ -12,7 +12,7 @@ from rdkit import Chem
 
 from discrete_grpo.core.checks import check_columns, check_range
 from discrete_grpo.domains import molecule_properties
-from discrete_grpo.domains import molecules as chemistry
+from discrete_grpo.domains.smiles import parse, parse_all
 from discrete_grpo.rewards.gaussian import gaussian
 
 __all__ = ["HitsProperty", "keeps_scaffold"]
@@ -61,7 +61,7 @@ class HitsProperty:
         """
         targets = _column(columns, self.property, len(samples))
         wanted = [self._target(t) for t in targets]
-        return [self._one(mol, t) for mol, t in zip(chemistry.parse_all(samples), wanted, strict=True)]
+        return [self._one(mol, t) for mol, t in zip(parse_all(samples), wanted, strict=True)]
 
     def _target(self, value: Any) -> float:
         try:
@@ -99,13 +99,13 @@ def keeps_scaffold(samples: Sequence[str | None], **columns: Sequence[Any]) -> l
 
 
 def _contains(sample: str | None, scaffold: str) -> bool:
-    core, mol = _scaffold(scaffold), chemistry.parse(sample)
+    core, mol = _scaffold(scaffold), parse(sample)
     return mol is not None and bool(mol.HasSubstructMatch(core))
 
 
 @lru_cache(maxsize=256)
 def _scaffold(smiles: str) -> Chem.Mol:
-    mol = chemistry.parse(smiles)
+    mol = parse(smiles)
     if mol is None:
         raise ValueError(f"scaffold: {smiles!r}, expected a valid, connected SMILES")
     return mol

@@ -20,7 +20,7 @@ from discrete_grpo.core.checks import check_columns, check_range, check_whole, p
 from discrete_grpo.core.reward_arguments import check_forgets, reward_name
 from discrete_grpo.core.scoring import score_one
 from discrete_grpo.domains import molecule_properties
-from discrete_grpo.domains import molecules as chemistry
+from discrete_grpo.domains.smiles import parse, parse_all, parse_smiles, to_smiles
 from discrete_grpo.rewards.penalties import PENALTIES, Penalty
 
 __all__ = [
@@ -54,18 +54,18 @@ def topological_scaffold(mol: Chem.Mol) -> str:
 @lru_cache(maxsize=65536)
 def _murcko(smiles: str) -> str:
     """Compute the Murcko scaffold of a sample; cached, since the filter and the metrics ask for the same ones."""
-    mol = chemistry.parse(smiles)
+    mol = parse(smiles)
     return "" if mol is None else molecule_properties.murcko_scaffold(mol)
 
 
 def _topological(smiles: str) -> str:
-    mol = chemistry.parse(smiles)
+    mol = parse(smiles)
     return "" if mol is None else topological_scaffold(mol)
 
 
 def _atom_pairs(scaffold: str) -> DataStructs.ULongSparseIntVect:
     """Compute the atom pair counts, unfolded."""
-    mol = chemistry.parse_smiles(scaffold)
+    mol = parse_smiles(scaffold)
     if mol is None:
         raise ValueError(f"scaffold: {scaffold!r}, expected a molecule")
     return rdFingerprintGenerator.GetAtomPairGenerator().GetSparseCountFingerprint(mol)
@@ -168,7 +168,7 @@ class DiversityFilter:
             RewardError: if the wrapped reward fails.
         """
         check_columns(columns, len(samples))
-        smiles = [None if mol is None else chemistry.to_smiles(mol) for mol in chemistry.parse_all(samples)]
+        smiles = [None if mol is None else to_smiles(mol) for mol in parse_all(samples)]
         scores = self._scores(samples, smiles, columns)
         change = self._repeat if self.kind == "PenalizeSameSmiles" else self._bucketed
         pairs = zip(smiles, scores, strict=True)
@@ -260,7 +260,7 @@ def _by_set(
     check_columns(columns, len(samples))
     labels = [None] * len(samples) if by is None else [_label(by, value) for value in columns[by]]
     sets: dict[Any, list[tuple[int, Chem.Mol]]] = {}
-    for k, (mol, label) in enumerate(zip(chemistry.parse_all(samples), labels, strict=True)):
+    for k, (mol, label) in enumerate(zip(parse_all(samples), labels, strict=True)):
         if mol is not None:
             sets.setdefault(label, []).append((k, mol))
     scores = [0.0] * len(samples)
@@ -385,7 +385,7 @@ def diversity_metrics(samples: Sequence[str | None], max_samples: int = 256) -> 
     check_whole("max_samples", max_samples, least=1)
     count = len(samples)
     taken = samples if count <= max_samples else [samples[k * count // max_samples] for k in range(max_samples)]
-    valid = [(s, mol) for s, mol in zip(taken, map(chemistry.parse, taken), strict=True) if s is not None and mol is not None]
+    valid = [(s, mol) for s, mol in zip(taken, map(parse, taken), strict=True) if s is not None and mol is not None]
     if not valid:
         return {"unique_scaffolds": 0.0, "internal_diversity": 0.0}
     m = len(valid)

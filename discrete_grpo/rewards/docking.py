@@ -22,7 +22,7 @@ from rdkit import Chem, rdBase
 from rdkit.Chem import rdDistGeom, rdForceFieldHelpers
 
 from discrete_grpo.core.checks import check_whole
-from discrete_grpo.domains import molecules as chemistry
+from discrete_grpo.domains.smiles import parse_all
 from discrete_grpo.rewards.sources import file_digest
 
 __all__ = ["Docking"]
@@ -143,7 +143,7 @@ class Docking:
             One number per sample in kcal/mol, mostly between 0 and 15, higher for stronger binding; 0 for an invalid molecule, None
             where RDKit finds no conformer.
         """
-        return [0.0 if mol is None else self.score(mol) for mol in chemistry.parse_all(samples)]
+        return [0.0 if mol is None else self.score(mol) for mol in parse_all(samples)]
 
     def score(self, mol: Chem.Mol) -> float | None:
         """Dock one valid molecule; None where RDKit finds no conformer."""

@@ -16,8 +16,8 @@ from typing import Any
 from rdkit import Chem, DataStructs
 
 from discrete_grpo.core.checks import check_samples, did_you_mean
-from discrete_grpo.domains import molecules as chemistry
 from discrete_grpo.domains.molecule_properties import bit_fingerprint, qed_score, sa_score
+from discrete_grpo.domains.smiles import parse_all, parse_smiles, to_smiles
 from discrete_grpo.rewards.docking import Docking
 from discrete_grpo.rewards.sources import file_digest
 from discrete_grpo.rewards.task import Task
@@ -214,7 +214,7 @@ class TrainingSet:
 
     @cached_property
     def _fingerprints(self) -> list[DataStructs.ExplicitBitVect]:
-        mols = [chemistry.parse_smiles(text) for text in self._smiles]
+        mols = [parse_smiles(text) for text in self._smiles]
         for text, mol in zip(self._smiles, mols, strict=True):
             if mol is None:
                 raise ValueError(f"reference: {text!r} is no SMILES that RDKit reads")
@@ -278,10 +278,10 @@ def novel_hits(
     threshold = (target if isinstance(target, DockingTarget) else _target(target)).threshold
     known = reference if isinstance(reference, TrainingSet) else TrainingSet(reference)
     first: dict[str, tuple[Chem.Mol, float]] = {}
-    mols = chemistry.parse_all(samples)
+    mols = parse_all(samples)
     for mol, score in zip(mols, scores, strict=True):
         if mol is not None:
-            first.setdefault(chemistry.to_smiles(mol), (mol, math.nan if score is None else float(score)))
+            first.setdefault(to_smiles(mol), (mol, math.nan if score is None else float(score)))
     docked = [(mol, score) for mol, score in first.values() if not math.isnan(score)]
     passed = sorted((score for mol, score in docked if _passes(mol, known)), reverse=True)
     failed = len(first) - len(docked)
@@ -331,4 +331,4 @@ def row_numbers(task: Task, samples: Sequence[str], scores: Sequence[float]) -> 
 def _smiles_of(file: str) -> Iterator[str]:
     from discrete_grpo.datasets.reading import smiles_rows
 
-    return (text for _, text in smiles_rows(Path(file)) if chemistry.parse_smiles(text) is not None)
+    return (text for _, text in smiles_rows(Path(file)) if parse_smiles(text) is not None)

@@ -123,7 +123,7 @@ def row_numbers(task: Task, samples: Sequence[str], scores: Sequence[float]) -> 
 
 
 def _without_stereo(smiles: str) -> str:
-    from discrete_grpo.domains import molecules as chemistry  # imports RDKit
+    from discrete_grpo.domains.smiles import parse, to_smiles  # imports RDKit
 
-    mol = chemistry.parse(smiles)
-    return smiles if mol is None else chemistry.to_smiles(mol, stereo=False)
+    mol = parse(smiles)
+    return smiles if mol is None else to_smiles(mol, stereo=False)

@@ -27,8 +27,8 @@ from discrete_grpo.core.checks import check_whole
 from discrete_grpo.core.reward_arguments import reward_name, reward_names
 from discrete_grpo.core.rollout import Reward
 from discrete_grpo.core.scoring import BudgetExhausted, score_one
-from discrete_grpo.domains import molecules as chemistry
 from discrete_grpo.domains.sample_text import sample_text
+from discrete_grpo.domains.smiles import parse, reserve, to_smiles
 from discrete_grpo.rewards.cache import SCORES, ScoreCache, check_cache_file
 from discrete_grpo.rewards.identity import Unidentified, identify
 from discrete_grpo.rewards.ledger_file import LedgerFile, calls_of, check_ledger_file, scores_of
@@ -46,8 +46,8 @@ def molecule_key(sample: Any) -> str | None:
     >>> molecule_key("OCC"), molecule_key("C.C"), molecule_key(None)
     ('CCO', None, None)
     """
-    mol = chemistry.parse(sample)
-    return None if mol is None else chemistry.to_smiles(mol)
+    mol = parse(sample)
+    return None if mol is None else to_smiles(mol)
 
 
 def text_key(sample: Any) -> str | None:
@@ -223,7 +223,7 @@ class Ledger:
                 raise ValueError(f"rewards: {name!r} is the name of the task, expected the task that was given, or another name")
             check_same_reward(name, self._named.setdefault(name, reward), reward)
         self.turn += 1
-        chemistry.reserve(len(samples))  # the next scoring or metric of these samples finds their molecules parsed
+        reserve(len(samples))  # the next scoring or metric of these samples finds their molecules parsed
         keys = [self.key(sample) for sample in samples]
         self.asked, self.invalid = self.asked + len(keys), self.invalid + keys.count(None)
         paid, spent = self._claim(keys, sources)
@@ -363,7 +363,7 @@ def _refuses_cache(reward: Reward) -> bool:
 
 @contextmanager
 def open_ledger(
-    folder: Path,
+    folder: str | Path,
     key: Callable[[Any], str | None],
     *,
     max_oracle_calls: int | None = None,
@@ -377,6 +377,7 @@ def open_ledger(
     """
     if reward_cache is not None:
         check_cache_file(reward_cache)
+    folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     move_if_damaged(folder / "ledger.sqlite", TABLES, ADDED)
     if reward_cache is None:

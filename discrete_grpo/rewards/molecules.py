@@ -30,7 +30,7 @@ from discrete_grpo.core.checks import check_function, check_range, check_whole
 from discrete_grpo.core.reward_arguments import check_forgets, reward_name
 from discrete_grpo.core.scoring import score_one
 from discrete_grpo.domains import molecule_properties
-from discrete_grpo.domains import molecules as chemistry
+from discrete_grpo.domains.smiles import as_given_to, parse, parse_all
 from discrete_grpo.rewards.gaussian import gaussian
 
 __all__ = [
@@ -96,11 +96,11 @@ def molecule_reward(score: Callable[[Chem.Mol], float | None] | None = None, *, 
 
 def _molecule_reward(score: Callable[[Chem.Mol], float | None], invalid: float | None) -> MoleculeReward:
     check_function("score", score, "one RDKit molecule", 1)
-    given = chemistry.as_given_to(score)
+    given = as_given_to(score)
 
     @functools.wraps(score)
     def reward(samples: Sequence[str | None], **columns: Sequence[Any]) -> list[float | None]:
-        values = [invalid if mol is None else score(given(mol)) for mol in chemistry.parse_all(samples)]
+        values = [invalid if mol is None else score(given(mol)) for mol in parse_all(samples)]
         return [value if value is None or isinstance(value, str) else float(value) for value in values]
 
     del reward.__wrapped__  # its signature is another one
@@ -217,12 +217,12 @@ class Similarity:
 
     def __post_init__(self) -> None:
         check_whole("radius", self.radius, least=0)
-        if chemistry.parse(self.target) is None:
+        if parse(self.target) is None:
             raise ValueError(f"target: {self.target!r}, expected the SMILES of a connected molecule")
 
     @cached_property
     def _fingerprint(self) -> molecule_properties.Fingerprint:
-        mol = chemistry.parse(self.target)
+        mol = parse(self.target)
         assert mol is not None  # checked when made
         return molecule_properties.count_fingerprint(mol, self.radius)
 
@@ -237,7 +237,7 @@ class Similarity:
         Returns:
             A number in [0, 1] per sample, 1 for a molecule with the target's fingerprint; 0 for an invalid one.
         """
-        mols = chemistry.parse_all(samples)
+        mols = parse_all(samples)
         target = self._fingerprint
         prints = [None if mol is None else molecule_properties.count_fingerprint(mol, self.radius) for mol in mols]
         return [0.0 if own is None else molecule_properties.tanimoto(own, target) for own in prints]
@@ -281,7 +281,7 @@ class Substructure:
         Returns:
             1 for a molecule that contains the pattern, 0 for any other sample.
         """
-        mols = chemistry.parse_all(samples)
+        mols = parse_all(samples)
         return [0.0 if mol is None else float(mol.HasSubstructMatch(self._pattern)) for mol in mols]
 
 
@@ -293,7 +293,7 @@ def _modify(
 ) -> list[float | None]:
     """Apply ``shape`` to each score; 0 for an invalid sample, None where the score is unknown."""
     scores = score_one(reward, samples, columns).tolist()
-    valid = [mol is not None for mol in chemistry.parse_all(samples)]
+    valid = [mol is not None for mol in parse_all(samples)]
     shaped = [None if math.isnan(x) else shape(x) for x in scores]
     return [y if ok else 0.0 for y, ok in zip(shaped, valid, strict=True)]
 

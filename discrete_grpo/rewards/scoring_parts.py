@@ -279,7 +279,7 @@ def _atom_counts(mol: Chem.Mol) -> dict[str, int]:
 
 
 def _reference(smiles: str) -> Chem.Mol:
-    from discrete_grpo.domains.molecules import parse_smiles
+    from discrete_grpo.domains.smiles import parse_smiles
 
     mol = parse_smiles(smiles)
     if mol is None:

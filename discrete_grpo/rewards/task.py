@@ -103,7 +103,7 @@ class Task:
         """The argument of ``score``: the parsed sample, or a copy of a molecule."""
         if self.kind != "molecules":
             return parsed
-        from discrete_grpo.domains.molecules import as_given_to
+        from discrete_grpo.domains.smiles import as_given_to
 
         return as_given_to(self.score)(parsed)
 
@@ -150,7 +150,7 @@ def _is_told(value: Any) -> bool:
 
 
 def _molecules(samples: Sequence[Any]) -> Sequence[Any]:
-    from discrete_grpo.domains.molecules import parse_all
+    from discrete_grpo.domains.smiles import parse_all
 
     return parse_all(samples)
 

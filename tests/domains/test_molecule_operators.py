@@ -12,7 +12,7 @@ from rdkit.rdBase import BlockLogs
 
 from discrete_grpo.domains.molecule_mutations import MUTATIONS
 from discrete_grpo.domains.molecule_operators import MUTATION_ODDS, ChildSize, crossover, mutate, reproduce, rings_ok, splice
-from discrete_grpo.domains.molecules import parse, to_smiles
+from discrete_grpo.domains.smiles import parse, to_smiles
 
 DRUGS = [
     "CC(=O)Oc1ccccc1C(=O)O",

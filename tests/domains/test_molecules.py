@@ -14,17 +14,8 @@ from discrete_grpo.datasets.convert import from_networkx, from_pyg, to_networkx,
 from discrete_grpo.datasets.enumeration import enumerate_molecules
 from discrete_grpo.domains import molecule_properties
 from discrete_grpo.domains.graphs import GraphBatch, node_mask, permute
-from discrete_grpo.domains.molecules import (
-    AtomType,
-    Vocabulary,
-    canonical_samples,
-    classes_to_mol,
-    decode,
-    encode,
-    molecule_to_classes,
-    parse,
-    parse_smiles,
-)
+from discrete_grpo.domains.molecules import AtomType, Vocabulary, classes_to_mol, decode, encode, molecule_to_classes
+from discrete_grpo.domains.smiles import parse
 from tests.shared_data import SHARED
 
 CNOF = Vocabulary(("C", "N", "O", "F"))
@@ -219,21 +210,6 @@ def test_vocabulary_from_molecules_does_not_depend_on_their_order() -> None:
     mols = [Chem.MolFromSmiles(s) for s in ("CCl", "[O-]C=O", "C[NH3+]", "CN")]
     assert Vocabulary.from_molecules(mols) == Vocabulary.from_molecules(mols[::-1])
     assert Vocabulary.from_molecules(mols).atoms == ("C", "N", "N+1", "O-1", "O", "Cl")
-
-
-def test_parse_wants_one_connected_molecule() -> None:
-    assert parse("C1.C1") is not None  # a dot, and yet one piece: ethane
-    assert [parse(s) for s in ("", "C.C", "C C", "CCO name", "c1cccc1", None)] == [None] * 6
-    with pytest.raises((ValueError, TypeError), match="sample"):  # TypeError: the beartype run
-        parse(3)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("text", ["CC\u041e", "C\x00", "\x01CC", "CC\u200b", "\u00e9CC", "CC\x1f", "CC\t", " CC"])
-def test_text_that_is_not_printable_ascii_is_no_molecule(text: str) -> None:
-    assert canonical_samples([text, "CC"]) == [None, "CC"]  # RDKit drops such characters and reads the rest
-    assert parse_smiles(text) is None
-    with pytest.raises(ValueError, match=r"smiles\[0\]: .*, expected a SMILES string that RDKit parses"):
-        encode([text], Vocabulary(("C",)))
 
 
 def test_properties_against_rdkit_and_by_hand() -> None:

@@ -5,8 +5,8 @@ import random
 import pytest
 from rdkit import Chem
 
-from discrete_grpo.domains.molecules import to_smiles
 from discrete_grpo.domains.random_smiles import random_smiles
+from discrete_grpo.domains.smiles import to_smiles
 
 TEXTS = [
     "C",

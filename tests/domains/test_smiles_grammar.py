@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from discrete_grpo.domains.molecules import parse
+from discrete_grpo.domains.smiles import parse
 from discrete_grpo.domains.smiles_grammar import GENE_LENGTH, GRAMMAR, decode_gene, encode_gene, mutate_gene
 
 TEXTS = [

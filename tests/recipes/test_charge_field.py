@@ -22,7 +22,7 @@ from discrete_grpo.datasets.molecule_fields import FieldMolecules, field_statist
 from discrete_grpo.datasets.molecules import dataset_from_smiles, statistics
 from discrete_grpo.diffusion.schedules import CosineSchedule
 from discrete_grpo.domains.molecule_fields import encode
-from discrete_grpo.domains.molecules import parse
+from discrete_grpo.domains.smiles import parse
 from discrete_grpo.models.equivariant import EquivariantSizes
 from discrete_grpo.models.graph_transformer import NetworkSizes
 from discrete_grpo.policies.fields import FieldPolicy

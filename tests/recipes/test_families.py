@@ -22,8 +22,8 @@ from discrete_grpo.core.sample_metrics import SampleMetrics
 from discrete_grpo.datasets.enumeration import enumerated_smiles, load_enumerated
 from discrete_grpo.datasets.molecules import statistics
 from discrete_grpo.datasets.spatial import conformers
-from discrete_grpo.domains.molecules import parse, to_smiles
 from discrete_grpo.domains.named_graphs import to_line
+from discrete_grpo.domains.smiles import parse, to_smiles
 from discrete_grpo.domains.spatial_molecules import smiles_of
 from discrete_grpo.domains.tokenizer import BOS, EOS
 from discrete_grpo.metrics.digraphs import sample_metrics as digraph_metrics

@@ -10,7 +10,7 @@ import torch
 
 from discrete_grpo.benchmarking.methods import METHODS
 from discrete_grpo.core.scoring import RewardError
-from discrete_grpo.domains.molecules import parse
+from discrete_grpo.domains.smiles import parse
 from discrete_grpo.policies.graph import GraphPolicy
 from discrete_grpo.policies.node_count import RunningSizes, SizedPolicy
 from discrete_grpo.recipes.families import SamplerOptions

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from discrete_grpo.domains.molecules import to_smiles
+from discrete_grpo.domains.smiles import to_smiles
 from discrete_grpo.recipes import proposers
 from discrete_grpo.recipes.proposers import GraphGenetic, SmilesGenetic, Splicing
 from discrete_grpo.rewards.ledger import molecule_key

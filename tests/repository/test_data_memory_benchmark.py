@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.common import ROOT
 from benchmarks.data_memory import MIB, SOURCES, main, measured, order_peak, write_smiles
-from discrete_grpo.domains.molecules import canonical_samples
+from discrete_grpo.domains.smiles import canonical_samples
 
 LINES = ["CCO", "c1ccncc1", "CC(N)=O", "C1CC1C#N"]
 

@@ -33,6 +33,7 @@ KEEPERS = {
         "domains.conformers",
         "domains.force_field",
         "domains.molecules",
+        "domains.smiles",
         "domains.molecule_features",
         "domains.molecule_mutations",
         "domains.molecule_operators",

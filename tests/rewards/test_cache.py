@@ -299,7 +299,7 @@ def test_files_of_a_run_folder_without_their_headers_are_moved_aside(tmp_path: P
         (tmp_path / name).write_bytes(b"garbage" * 1000)
     with ExitStack() as opened:
         with pytest.warns(RuntimeWarning, match=r"(ledger|scores)\.sqlite: damaged .*moved to"):
-            ledger = opened.enter_context(open_ledger(tmp_path, str))
+            ledger = opened.enter_context(open_ledger(str(tmp_path), str))
         ledger.load_state_dict(state)
         assert ledger.calls == 2
     assert len(list(tmp_path.glob("*.damaged-*"))) == 2

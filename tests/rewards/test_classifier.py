@@ -18,7 +18,7 @@ from rdkit import Chem
 from rdkit.Chem import AllChem
 
 from discrete_grpo.benchmarking.runner import benchmark
-from discrete_grpo.domains.molecules import parse
+from discrete_grpo.domains.smiles import parse
 from discrete_grpo.rewards.classifier import CLASSIFIED, Classifier, classifier_task, classifier_tasks
 from discrete_grpo.rewards.identity import reward_identity
 from discrete_grpo.rewards.ledger import Ledger, molecule_key

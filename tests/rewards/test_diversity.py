@@ -20,7 +20,7 @@ from discrete_grpo.core.reward_arguments import remembers, reward_name
 from discrete_grpo.core.rollout import Reward
 from discrete_grpo.core.scoring import RewardError, score_samples, take_failures
 from discrete_grpo.domains import molecule_properties
-from discrete_grpo.domains import molecules as chemistry
+from discrete_grpo.domains.smiles import parse
 from discrete_grpo.domains.spatial_molecules import SpatialMolecule
 from discrete_grpo.metrics.molecules import internal_diversity
 from discrete_grpo.rewards.cache import ScoreCache
@@ -89,7 +89,7 @@ def plainly(samples: Sequence[str | None], scores: Sequence[float | None], kind:
     hits: list[str] = []
     result: list[float | None] = []
     for sample, score in zip(samples, scores, strict=True):
-        mol = chemistry.parse(sample)
+        mol = parse(sample)
         if mol is None or score is None:
             result.append(score)
             continue
@@ -317,7 +317,7 @@ def test_labels_that_tell_nothing_apart_are_refused(label: Any) -> None:
 def test_metrics_are_those_of_the_table() -> None:
     samples = drawn(90, 7)
     found = diversity_metrics(samples)
-    mols = [mol for mol in map(chemistry.parse, samples) if mol is not None]
+    mols = [mol for mol in map(parse, samples) if mol is not None]
     assert found["unique_scaffolds"] == len({molecule_properties.murcko_scaffold(mol) for mol in mols}) / len(mols)
     assert found["internal_diversity"] == pytest.approx(internal_diversity(samples), abs=1e-12)
     assert diversity_metrics([None, "C("]) == diversity_metrics([]) == {"unique_scaffolds": 0.0, "internal_diversity": 0.0}

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from discrete_grpo.core.scoring import score_samples
-from discrete_grpo.domains import molecule_properties
-from discrete_grpo.domains import molecules as chemistry
+from discrete_grpo.domains import molecule_properties, smiles
+from discrete_grpo.domains.smiles import _Parsed, parse, parse_smiles, to_smiles
 from discrete_grpo.metrics.molecules import evaluate, sample_metrics
 from discrete_grpo.recipes import molecule_family as molecular
 from discrete_grpo.recipes.molecule_family import property_columns
@@ -25,14 +25,14 @@ GENERATION = 5000
 def parses(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Every SMILES that RDKit is given, beginning with nothing parsed."""
     given: list[str] = []
-    parse = chemistry.parse_smiles
+    original = parse_smiles
 
     def counted(text: str) -> object:
         given.append(text)
-        return parse(text)
+        return original(text)
 
-    monkeypatch.setattr(chemistry, "_PARSED", chemistry._Parsed())
-    monkeypatch.setattr(chemistry, "parse_smiles", counted)
+    monkeypatch.setattr(smiles, "_PARSED", _Parsed())
+    monkeypatch.setattr(smiles, "parse_smiles", counted)
     for slow in ("qed_score", "crippen_logp", "sa_score"):
         monkeypatch.setattr(molecule_properties, slow, lambda mol: 0.0)
     monkeypatch.setattr(molecular, "PROPERTIES", {"weight": molecule_properties.molar_mass})
@@ -44,9 +44,7 @@ def parses(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 def chains(count: int) -> list[str]:
     """Different small molecules, written as RDKit writes them."""
     found = ("".join(atoms) for size in itertools.count(4) for atoms in itertools.product("CNO", repeat=size))
-    canonical = dict.fromkeys(
-        chemistry.to_smiles(mol) for text in itertools.islice(found, 2 * count) if (mol := chemistry.parse(text))
-    )
+    canonical = dict.fromkeys(to_smiles(mol) for text in itertools.islice(found, 2 * count) if (mol := parse(text)))
     assert len(canonical) >= count
     return list(canonical)[:count]
 
@@ -77,9 +75,9 @@ def test_rewards_without_a_ledger_and_tables_parse_once_too(parses: list[str]) -
 
 
 def test_an_evaluation_of_more_than_is_kept_is_parsed_once(parses: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chemistry._Parsed, "LEAST", 64)
-    monkeypatch.setattr(chemistry._Parsed, "MOST", 64)
-    monkeypatch.setattr(chemistry, "_PARSED", chemistry._Parsed())
+    monkeypatch.setattr(_Parsed, "LEAST", 64)
+    monkeypatch.setattr(_Parsed, "MOST", 64)
+    monkeypatch.setattr(smiles, "_PARSED", _Parsed())
     samples = chains(300)
     parses.clear()
     evaluate(samples, {"CCO"})
@@ -87,7 +85,7 @@ def test_an_evaluation_of_more_than_is_kept_is_parsed_once(parses: list[str], mo
 
 
 def test_what_is_kept_is_bounded() -> None:
-    kept = chemistry._Parsed()
+    kept = _Parsed()
     rooms = [kept.room]
     for count in (1, 4096, 4097, 5000, 100, 16384, 10**9):
         kept.reserve(count)

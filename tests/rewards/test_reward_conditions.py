@@ -7,7 +7,7 @@ import math
 import pytest
 
 from discrete_grpo.domains import molecule_properties
-from discrete_grpo.domains import molecules as chemistry
+from discrete_grpo.domains.smiles import parse
 from discrete_grpo.rewards.conditions import HitsProperty, keeps_scaffold
 from discrete_grpo.rewards.molecules import InRange, Target, logp
 
@@ -16,7 +16,7 @@ def test_a_property_is_compared_with_the_samples_own_target() -> None:
     samples = ["CCO", "c1ccccc1", None, "nonsense("]
     targets = [0.0, 1.0, 2.0, 3.0]
     found = HitsProperty("MolLogP", scale=0.5)(samples, MolLogP=targets, other=[1] * 4)
-    values = [molecule_properties.crippen_logp(mol) for s in samples[:2] if (mol := chemistry.parse(s)) is not None]
+    values = [molecule_properties.crippen_logp(mol) for s in samples[:2] if (mol := parse(s)) is not None]
     expected = [math.exp(-((v - t) ** 2) / (2 * 0.25)) for v, t in zip(values, targets, strict=False)]
     assert found == pytest.approx([*expected, 0.0, 0.0])
     assert HitsProperty("TPSA").name == "hits_TPSA"

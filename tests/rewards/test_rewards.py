@@ -12,7 +12,7 @@ from rdkit.Chem import QED, Crippen, Descriptors
 
 from discrete_grpo.core.reward_arguments import reward_name
 from discrete_grpo.core.scoring import RewardError, score_samples
-from discrete_grpo.domains.molecules import parse
+from discrete_grpo.domains.smiles import parse
 from discrete_grpo.rewards.combine import WeightedSum
 from discrete_grpo.rewards.molecules import (
     InRange,

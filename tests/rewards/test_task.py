@@ -191,7 +191,7 @@ def test_reading_the_tasks_loads_neither_torch_nor_rdkit() -> None:
 def test_a_score_that_changes_its_molecule_leaves_other_scores_as_they_are() -> None:
     from rdkit import Chem
 
-    from discrete_grpo.domains.molecules import parse
+    from discrete_grpo.domains.smiles import parse
 
     def kekulized(mol: Any) -> float:
         Chem.Kekulize(mol, clearAromaticFlags=True)

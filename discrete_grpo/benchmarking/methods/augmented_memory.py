@@ -28,8 +28,8 @@ def spelled_anew(smiles: str, generator: torch.Generator) -> str:
     """Write the same molecule starting from another atom."""
     import torch
 
-    from discrete_grpo.domains.molecules import parse
     from discrete_grpo.domains.random_smiles import random_smiles
+    from discrete_grpo.domains.smiles import parse
 
     mol, seed = parse(smiles), int(torch.randint(2**62, (), generator=generator, device=generator.device))
     return smiles if mol is None else random_smiles(mol, random.Random(seed))
