@@ -52,4 +52,5 @@ class CountedTask:
 
     @property
     def _refusal(self) -> str:
-        return f"task {self.name}: asked directly, which counts no call; score through the ledger: ledger.score([task], samples)"
+        told = f"task {self.name}: asked directly or wrapped in another reward, which counts no call"
+        return f"{told}; score through the ledger: ledger.score([task], samples)"

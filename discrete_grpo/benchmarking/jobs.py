@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from discrete_grpo.benchmarking.method import Method
 from discrete_grpo.benchmarking.suites import SUITES
+from discrete_grpo.benchmarking.task_files import at_end
 from discrete_grpo.core.atomic import atomic_write
 from discrete_grpo.core.error_place import error_place
 from discrete_grpo.core.interrupt import Interrupted
@@ -142,11 +143,22 @@ def write_failure(job: Job, reason: str, details: str = "") -> None:
 
 def _optimise(job: Job, policy: Any, ledger: Ledger) -> str:
     """Run the method; return whether the budget or the method itself ended it."""
-    from discrete_grpo.core.scoring import BudgetExhausted
-
-    with contextlib.suppress(BudgetExhausted), _counted(job, ledger) as task:
-        job.method(task, policy, ledger, job.seed)
+    try:
+        with _counted(job, ledger) as task:
+            job.method(task, policy, ledger, job.seed)
+    except Exception as error:
+        if not _says_exhausted(error):
+            raise
     return "budget" if ledger.exhausted else "method"
+
+
+def _says_exhausted(error: BaseException | None) -> bool:
+    """Whether an error is the end of the budget, also within a reward that the method itself calls, such as a diversity filter."""
+    from discrete_grpo.core.scoring import BudgetExhausted, RewardError
+
+    while isinstance(error, RewardError):
+        error = error.__cause__
+    return isinstance(error, BudgetExhausted)
 
 
 @contextlib.contextmanager
@@ -219,7 +231,7 @@ def _finish(job: Job, ledger: Ledger, more: dict[str, Any]) -> dict[str, Any]:
         **measure(ledger, job.budget, job.task.kind, job.task.name),
         **_numbers_of_suite(job, ledger),
         **more,
-        "conditions": job.conditions,
+        "conditions": at_end(job.task, job.conditions),
         "made": job.made,
     }
     _write_calls(job, ledger)

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from discrete_grpo.benchmarking import checks
-from discrete_grpo.benchmarking.conditions import OWN, check_other_rows, is_done, notes_on_unseen_code, row_conditions
+from discrete_grpo.benchmarking.conditions import OWN, check_other_rows, is_done, notes_on_rows, row_conditions
 from discrete_grpo.benchmarking.facts import circumstances, policy_facts
-from discrete_grpo.benchmarking.jobs import Job
+from discrete_grpo.benchmarking.jobs import ROW, Job
 from discrete_grpo.benchmarking.method import Method, as_method
 from discrete_grpo.benchmarking.methods import METHODS
 from discrete_grpo.benchmarking.suites import DEFAULT_METHODS, JOB_TIMEOUT, Suite, find_suite
@@ -24,9 +24,9 @@ from discrete_grpo.runs.recorder import check_free, check_unused
 if TYPE_CHECKING:
     from discrete_grpo.rewards.task import Task
 
-__all__ = ["PAGE", "PLAN", "RESULTS", "TABLE", "Plan", "Request", "make_plan"]
+__all__ = ["PAGE", "PLAN", "RESULTS", "SCORES", "TABLE", "Plan", "Request", "make_plan", "no_benchmark"]
 
-PLAN = "benchmark.json"
+PLAN, SCORES = "benchmark.json", "scores.sqlite"
 RESULTS, TABLE, PAGE = "results.json", "results.md", "results.html"
 FOR_SUITES: dict[str, Any] = {"receptors": None, "exhaustiveness": 1, "reference": None, "classifiers": None, "trusted": ()}
 """Options that only tasks of suites take, with their defaults."""
@@ -122,7 +122,7 @@ def make_plan(request: Request) -> Plan:
             budget=budget,
             seed=seed,
             folder=folder / "jobs" / home / task.name / method.name / str(seed),
-            cache=folder / "scores.sqlite",
+            cache=folder / SCORES,
             conditions=row_conditions(home, task, method, budget, facts, made["version"]),
             made=made,
             workers=max(1, usable_cores() // request.jobs),
@@ -132,7 +132,7 @@ def make_plan(request: Request) -> Plan:
         for method in methods
     )
     done = tuple(job for job in jobs if is_done(job))
-    print_notes(notes_on_unseen_code(done))
+    print_notes(notes_on_rows(jobs, done))
     check_other_rows(folder, jobs)
     return Plan(folder, suite, jobs, done, _about(suite, tasks, methods, facts, request.seeds, budget))
 
@@ -263,11 +263,36 @@ def _folder(given: str | Path, suite: str) -> Path:
         )
     if before is None and (folder / "run.json").exists():
         raise ValueError(f"output_dir: {folder} holds a run of another kind, expected a benchmark or another folder")
-    if before is None and folder.exists():
+    if before is None and _has_rows(folder):
+        if _has_entries(folder):
+            raise ValueError(no_benchmark(folder))
+        told = f"{PLAN}: missing or damaged, and begun anew; rows in {folder / 'jobs'} are kept"
+        print_notes([f"{told}, and those of other tasks, methods and seeds are in the table once these are asked for again"])
+    elif before is None and folder.exists():
         check_unused(folder, own=(PLAN,))
         for name in (RESULTS, PAGE, TABLE):
             check_free(folder / name, b"")
     return folder
+
+
+def _has_rows(folder: Path) -> bool:
+    return next(folder.glob(f"jobs/*/*/*/*/{ROW}"), None) is not None
+
+
+def _has_entries(folder: Path) -> bool:
+    """Whether ``results.json`` has the entries of ``benchmark.json``."""
+    return "runs" in (read_json(folder / RESULTS) or {})
+
+
+def no_benchmark(folder: Path) -> str:
+    """One line about a folder whose description of the benchmark cannot be read, with a way to restore it."""
+    told = f"{PLAN} is {'damaged' if (folder / PLAN).exists() else 'missing'}"
+    if not _has_rows(folder):
+        return f"output_dir: {folder} holds no benchmark ({told})"
+    wanted = f"put {PLAN} back or run the benchmark again"
+    if _has_entries(folder):
+        wanted = f"copy {RESULTS}, which has the same entries, to {PLAN}"
+    return f"output_dir: {folder} holds rows in jobs, but {told}; {wanted}, or name another folder"
 
 
 def _policy(policy: Any, methods: Sequence[Method], tasks: Sequence[Task]) -> dict[str, Any]:

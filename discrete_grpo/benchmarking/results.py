@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from discrete_grpo.benchmarking.conditions import is_misplaced
 from discrete_grpo.benchmarking.jobs import FAILED, ROW
-from discrete_grpo.benchmarking.plan import PAGE, PLAN, RESULTS, Plan
+from discrete_grpo.benchmarking.plan import PAGE, PLAN, RESULTS, Plan, no_benchmark
 from discrete_grpo.benchmarking.table import Table, cell_text, column_name, make_table, seed_text, total_text
 from discrete_grpo.core.checks import did_you_mean
 from discrete_grpo.core.json_files import read_json, write_json
 from discrete_grpo.runs.console import print_notes, print_table
 
-__all__ = ["Results", "note_run", "read_results", "write_results"]
+__all__ = ["Results", "note_run", "notes_on_misplaced", "read_results", "write_results"]
 
 PAGE_ONLY = ("best", "curve", "conditions", "made")
 """Entries of a row that ``results.json`` leaves out; ``row.json`` has them."""
@@ -31,6 +32,7 @@ class Results:
         rows: one mapping per finished job, as in its ``row.json``.
         failed: one mapping per job that failed, with its ``error``.
         failed_now: failed jobs that this call requested.
+        misplaced: folder -> row or failure of another job that lies in it, as in a renamed folder; neither is among the others.
     """
 
     folder: Path
@@ -38,6 +40,7 @@ class Results:
     rows: tuple[Mapping[str, Any], ...]
     failed: tuple[Mapping[str, Any], ...]
     failed_now: tuple[Mapping[str, Any], ...] = ()
+    misplaced: Mapping[Path, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def page(self) -> Path:
@@ -101,16 +104,30 @@ def read_results(folder: str | Path) -> Results:
     root = Path(folder)
     about = read_json(root / PLAN)
     if about is None:
-        raise ValueError(f"output_dir: {root} holds no benchmark ({PLAN} is missing)")
-    found = [read_json(path) for path in sorted(root.glob(f"jobs/*/*/*/*/{ROW}"))]
-    failed = [read_json(path) for path in sorted(root.glob(f"jobs/*/*/*/*/{FAILED}"))]
-    rows = [row for row in found if row is not None]
+        raise ValueError(no_benchmark(root))
+    misplaced: dict[Path, Mapping[str, Any]] = {}
+    rows, failed = (_rows(root, name, misplaced) for name in (ROW, FAILED))
     place = {kind: {name: k for k, name in enumerate(about.get(kind, {}))} for kind in ("tasks", "methods")}
 
     def order(row: Mapping[str, Any]) -> tuple[int, int, int]:
         return place["tasks"].get(row["task"], 10**6), place["methods"].get(row["method"], 10**6), int(row["seed"])
 
-    return Results(root, about, tuple(sorted(rows, key=order)), tuple(sorted((r for r in failed if r is not None), key=order)))
+    return Results(root, about, tuple(sorted(rows, key=order)), tuple(sorted(failed, key=order)), misplaced=misplaced)
+
+
+def _rows(root: Path, name: str, misplaced: dict[Path, Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The rows in the files of a name; those in the folder of another job go to ``misplaced``."""
+    found = {path.parent: row for path in sorted(root.glob(f"jobs/*/*/*/*/{name}")) if (row := read_json(path)) is not None}
+    misplaced |= {folder: row for folder, row in found.items() if is_misplaced(row, folder)}
+    return [row for folder, row in found.items() if folder not in misplaced]
+
+
+def notes_on_misplaced(results: Results) -> list[str]:
+    """Lines that name the rows that lie in the folder of another job, and are left out."""
+    return [
+        f"{folder}: holds the row of {row.get('task')}, {row.get('method')}, seed {row.get('seed')}, and is left out"
+        for folder, row in results.misplaced.items()
+    ]
 
 
 def write_results(results: Results) -> Path:

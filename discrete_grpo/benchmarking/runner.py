@@ -13,14 +13,15 @@ from discrete_grpo.benchmarking.jobs import FAILED, ROW, Job, by_name, run_job
 from discrete_grpo.benchmarking.markdown import write_markdown
 from discrete_grpo.benchmarking.method import Method
 from discrete_grpo.benchmarking.page import write_page
-from discrete_grpo.benchmarking.plan import Plan, Request, make_plan
+from discrete_grpo.benchmarking.plan import SCORES, Plan, Request, make_plan
 from discrete_grpo.benchmarking.processes import portable, run_in_processes
-from discrete_grpo.benchmarking.results import Results, note_run, read_results, write_results
+from discrete_grpo.benchmarking.results import Results, note_run, notes_on_misplaced, read_results, write_results
 from discrete_grpo.benchmarking.suites import JOB_TIMEOUT
 from discrete_grpo.core.interrupt import Interrupted, interruptible
 from discrete_grpo.core.json_files import read_json
 from discrete_grpo.core.processes import check_one_process
 from discrete_grpo.runs.console import print_notes
+from discrete_grpo.runs.database import move_if_damaged
 from discrete_grpo.runs.lock import alone
 
 if TYPE_CHECKING:
@@ -131,6 +132,9 @@ def benchmark(
 
 
 def _run(plan: Plan, request: Request) -> None:
+    from discrete_grpo.rewards import cache
+
+    move_if_damaged(plan.folder / SCORES, cache.SCORES)
     todo = [job for job in plan.jobs if not is_done(job)]  # also since the plan was made, before the folder was locked
     done = len(plan.jobs) - len(todo)
     if done:
@@ -180,7 +184,7 @@ class _Progress:
             said = f"failed: {(failed or {}).get('error', 'no row')}"
         print_notes([f"{self.count}/{len(self.plan.jobs)}  {job.label}: {said}"])
         if time.monotonic() - self.written > PAGE_SECONDS:
-            write_files(self.plan.folder)
+            _write(read_results(self.plan.folder))
             self.written = time.monotonic()
 
 
@@ -195,7 +199,12 @@ def write_files(folder: str | Path) -> Results:
         ValueError: if it holds no benchmark.
     """
     results = read_results(folder)
+    print_notes(notes_on_misplaced(results))
+    _write(results)
+    return results
+
+
+def _write(results: Results) -> None:
     write_results(results)
     write_markdown(results)
     write_page(results)
-    return results

@@ -263,7 +263,8 @@ def novel_hits(
 
     Args:
         samples: SMILES or None; all drawn samples, since the ratio is over all of them.
-        scores: score of each sample by the docking task, kcal/mol with the sign turned; None or NaN where docking failed.
+        scores: score of each sample by the docking task, kcal/mol with the sign turned; None or NaN where docking failed. Of the
+            scores of repeats the first known one counts.
         target: target or its name, which sets the threshold.
         reference: the training set; create a :class:`TrainingSet` once to use it several times.
 
@@ -281,7 +282,9 @@ def novel_hits(
     mols = parse_all(samples)
     for mol, score in zip(mols, scores, strict=True):
         if mol is not None:
-            first.setdefault(to_smiles(mol), (mol, math.nan if score is None else float(score)))
+            key, value = to_smiles(mol), math.nan if score is None else float(score)
+            if key not in first or math.isnan(first[key][1]):
+                first[key] = (mol, value)
     docked = [(mol, score) for mol, score in first.values() if not math.isnan(score)]
     passed = sorted((score for mol, score in docked if _passes(mol, known)), reverse=True)
     failed = len(first) - len(docked)

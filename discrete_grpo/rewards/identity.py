@@ -80,19 +80,19 @@ def identify(reward: object, ignore: Iterable[str | os.PathLike[str]] = ()) -> s
         raise Unidentified(f"{type(error).__name__}: {' '.join(str(error).split())}") from error
 
 
-def code_identity(reward: object) -> str | None:
+def code_identity(reward: object, sources: CodeSources | None = None) -> str | None:
     """Return a digest of a reward's own code and values, or None for a reward without one.
 
     Files are ignored, both those that it reads and other code in the files that define it. The digest is therefore unchanged after
     an edit elsewhere in the script that defines the reward, and after the reward has written to a file. Modules that a function
     imports when it is called count as a whole, with the user's modules that they import, as they may not be loaded yet, and so
-    does a module with a global of the reward that cannot be described, such as an object of a C library.
+    does a module with a global of the reward that cannot be described, such as an object of a C library. ``sources`` collects them.
 
     >>> code_identity(len) == code_identity(len), code_identity(len) == code_identity(sum)
     (True, False)
     """
     try:
-        sources = CodeSources()
+        sources = CodeSources() if sources is None else sources
         described = _View(sources).describe(reward)
         inside = sources.imported.digests()
         return _digest_of((described, inside) if inside else described)

@@ -17,6 +17,7 @@ from discrete_grpo.benchmarking.methods.trained import with_trainer
 from discrete_grpo.benchmarking.runner import benchmark
 from discrete_grpo.core.scoring import BudgetExhausted, RewardError
 from discrete_grpo.rewards.cache import ScoreCache
+from discrete_grpo.rewards.diversity import DiversityFilter
 from discrete_grpo.rewards.identity import identify
 from discrete_grpo.rewards.ledger import Ledger, molecule_key
 from tests.benchmarking.parts import CARBONS, WALK
@@ -36,6 +37,8 @@ def test_a_task_that_is_asked_directly_says_how_to_ask() -> None:
         _ = task.score
     with pytest.raises(RewardError, match="asked directly"):
         ledger.score([lambda samples: task(["C" * 20] * len(samples))], ["C"])
+    with pytest.raises(RewardError, match="asked directly or wrapped in another reward, which counts no call"):
+        ledger.score([DiversityFilter(task)], ["C"])
     assert ledger.score([task], ["CC"]).tolist() == [[0.1]]
     with pytest.raises(RuntimeError, match="asked directly"):  # after a turn too
         task(["CC"])
@@ -95,10 +98,28 @@ def test_a_method_that_cheats_has_no_row(tmp_path: Path, monkeypatch: pytest.Mon
 
     methods = [replace(WALK, name=f.__name__, run=f, settings={}, least_budget=1) for f in (cheat, unscored)]
     found = benchmark([CARBONS], methods=methods, budget=5, seeds=[0], output_dir=tmp_path)
-    said = ["RuntimeError: task carbons: asked directly, which", "ValueError: scores: all 1 of carbons are unknown "]
+    said = ["RuntimeError: task carbons: asked directly or wra", "ValueError: scores: all 1 of carbons are unknown "]
     assert [row["error"][:49].strip() for row in found.failed] == [text.strip() for text in said]
     assert found.rows == ()
     assert json.loads((tmp_path / "results.json").read_text())["rows"] == []
+
+
+def test_a_method_may_wrap_what_the_ledger_scores_until_the_budget_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "portable", lambda job: "a test")
+
+    def filtered(task: Any, policy: Any, ledger: Any, seed: int) -> None:
+        reward = DiversityFilter(lambda samples, **columns: ledger.score([task], list(samples))[:, 0].tolist())
+        for k in range(1, 20):
+            reward(["C" * k, "N" * k])
+
+    def broken(task: Any, policy: Any, ledger: Any, seed: int) -> None:
+        ledger.score([task], ["C"])
+        DiversityFilter(lambda samples, **columns: [1 / 0])(["C"])
+
+    methods = [replace(WALK, name=f.__name__, run=f, settings={}, least_budget=1) for f in (filtered, broken)]
+    found = benchmark([CARBONS], methods=methods, budget=5, seeds=[0], output_dir=tmp_path)
+    assert [(row["method"], row["calls"], row["stopped"]) for row in found.rows] == [("filtered", 5, "budget")]
+    assert ["division by zero" in row["error"] for row in found.failed] == [True]
 
 
 # -- a ledger that hides its scores

@@ -214,6 +214,10 @@ def test_invalid_samples_and_repeats_count_in_the_denominator() -> None:
     assert (found.samples, found.valid, found.unique, found.counted, found.hits) == (5, 3, 2, 5, 1)
     assert found.hit_ratio == 0.2
     assert math.isnan(found.top5_score)  # ⌊0.05 · 5⌋ = 0
+    cases: tuple[list[float | None], ...] = ([None, 12.0], [12.0, None], [12.0, 3.0])
+    for scores in cases:  # the first known score of repeats counts
+        found = novel_hits([good, good], scores, "parp1", ["CCCCCCCC"])
+        assert (found.unique, found.failed, found.counted, found.hits) == (1, 0, 2, 1)
     empty = novel_hits([], [], "parp1", ["C"])
     assert math.isnan(empty.hit_ratio)
     assert isinstance(empty, NovelHits)
