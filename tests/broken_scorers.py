@@ -125,6 +125,36 @@ class KlOfNothing(ScoredWords):
         return super().score(rollout, steps, None if reference is None else self)
 
 
+class HalfTheKl(ScoredWords):
+    def score(self, rollout: Rollout, steps: Tensor | None = None, reference: Any | None = None) -> Scores:
+        found = super().score(rollout, steps, reference)
+        return found if found.kl is None else replace(found, kl=found.kl / 2)
+
+
+class KlSquared(ScoredWords):
+    def score(self, rollout: Rollout, steps: Tensor | None = None, reference: Any | None = None) -> Scores:
+        found = super().score(rollout, steps, reference)
+        return found if found.kl is None else replace(found, kl=found.kl.square())
+
+
+class GradientOfTheEntropy(ScoredWords):
+    def score(self, rollout: Rollout, steps: Tensor | None = None, reference: Any | None = None) -> Scores:
+        found = super().score(rollout, steps, reference)
+        return replace(found, entropy=found.entropy + 0 * found.logp)
+
+
+class KlOfTheOtherDirection(ScoredWords):
+    """KL(π_ref ‖ π), which is 0 where it should be and never below."""
+
+    def score(self, rollout: Rollout, steps: Tensor | None = None, reference: Any | None = None) -> Scores:
+        if reference is None:
+            return super().score(rollout, steps)
+        with torch.no_grad():
+            other = reference.tables(rollout, steps)
+        found = score_sites(self.tables(rollout, steps), other, forward_gradient=True)
+        return replace(found, kl=found.kl_forward)
+
+
 class KlBackwards(ScoredWords):
     """Log-ratios in the place of a KL: negative here and there."""
 

@@ -75,7 +75,7 @@ class EagerLikelihood(nn.Module):
         policy: graph policy that draws the samples.
     """
 
-    forward_kl_gradient = True
+    forward_kl_gradient = surrogate = True
     device, decode, encode, node_counts = Inner[torch.device](), Inner[Any](), Inner[Any](), Inner[tuple[float, ...]]()
     graphs_of = Inner[Callable[..., GraphBatch]]()
     sample, sites = Inner[Callable[..., Rollout]](), Inner[Callable[..., Sequence[Sites]]]()
@@ -140,7 +140,7 @@ class ElboLikelihood(nn.Module):
         ValueError: if ``draws`` is below 1.
     """
 
-    forward_kl_gradient = True
+    forward_kl_gradient = surrogate = True
     device, decode, encode, node_counts = Inner[torch.device](), Inner[Any](), Inner[Any](), Inner[tuple[float, ...]]()
     graphs_of = Inner[Callable[..., GraphBatch]]()
     can_draw = Inner[Callable[..., bool]]()

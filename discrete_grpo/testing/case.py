@@ -182,13 +182,13 @@ def per_step(scores: Scores) -> Float[Tensor, "batch step 3"]:
     return torch.stack([scores.logp.sum(-1), scores.entropy.sum(-1), scores.mask.sum(-1).to(scores.logp.dtype)], -1).cpu().double()
 
 
-def with_other_weights(case: Case) -> Policy:
-    """A copy of the policy with other weights."""
+def with_other_weights(case: Case, shift: float = SHIFT) -> Policy:
+    """A copy of the policy whose weights have noise of the standard deviation ``shift`` added."""
     other, generator = copy.deepcopy(case.policy), case.generator(8)
     with torch.no_grad():
         for weight in as_module(other).parameters():
             noise = torch.randn(weight.shape, generator=generator, device=generator.device)
-            weight.add_(SHIFT * noise.to(weight))
+            weight.add_(shift * noise.to(weight))
     return other
 
 

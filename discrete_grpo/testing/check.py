@@ -12,7 +12,7 @@ import torch
 
 from discrete_grpo.core.checks import check_function, check_samples
 from discrete_grpo.core.rollout import Context, Policy, Reward, Rollout, as_module
-from discrete_grpo.testing import behaviour, causes, independence, learning, probability, replay
+from discrete_grpo.testing import behaviour, causes, divergence, independence, learning, probability, replay
 from discrete_grpo.testing.case import Case, Change, Law, Skip, why_no_sites
 from discrete_grpo.testing.interface import check_arguments, check_methods, check_returned, whole_space
 from discrete_grpo.testing.learning import LAST
@@ -51,6 +51,7 @@ LAWS: Mapping[str, Law] = MappingProxyType(
         "derivative": learning.derivative,
         "reinforce": learning.reinforce,
         "reference": replay.reference,
+        "kl": divergence.kl_mean,
         "learning": learning.learning,
         "checkpoint": behaviour.checkpoints,
         "rollout file": behaviour.rollout_file,
@@ -81,7 +82,7 @@ def _judged(name: str, law: Law, case: Case) -> Row:
         found = law(case)
     except Exception as error:  # a law that raises has failed; the others are still measured
         said = " ".join(str(error).split())
-        return Row(name, math.inf, math.nan, "failed", f"{type(error).__name__}: {said[:120]}")
+        return Row(name, math.inf, math.nan, "failed", f"{type(error).__name__}: {said[:300]}")
     if isinstance(found, Skip):
         return _skipped(name, found.note)
     if found.error <= found.tolerance:

@@ -255,8 +255,8 @@ def _rarity(p: float) -> float:
 # -- the same without a space
 
 
-def _moments(sites: Sites) -> Float[Tensor, "4 step statistic"]:
-    """Σ (f(a) - E f), Σ Var f, Σ E|f - E f|³ and what the first may be by rounding, of each step.
+def _moments(sites: Sites) -> Float[Tensor, "4 step site statistic"]:
+    """Σ (f(a) - E f), Σ Var f, Σ E|f - E f|³ and what the first may be by rounding, over the rows, of each step and site.
 
     f: is it class c (C statistics), and log p (one). At a uniform table the variance of log p is that of its rounding alone.
     """
@@ -271,10 +271,10 @@ def _moments(sites: Sites) -> Float[Tensor, "4 step statistic"]:
     classes = torch.stack([drawn - p, spread, spread * (p**2 + (1 - p) ** 2), slack])
     off = log_p - (p * log_p).sum(-1, keepdim=True)
     surprise = torch.stack([drawn * off, p * off**2, p * off.abs() ** 3, slack]).sum(-1, keepdim=True)
-    return torch.where(on, torch.cat([classes, surprise], -1), 0.0).sum((1, 3))
+    return torch.where(on, torch.cat([classes, surprise], -1), 0.0).sum(1)
 
 
-def _gaussian_moments(sites: GaussianSites) -> Float[Tensor, "4 step statistic"]:
+def _gaussian_moments(sites: GaussianSites) -> Float[Tensor, "4 step site statistic"]:
     """The same of |x - μ|²/σ², a χ² of d degrees of freedom, and of μ·(x - μ)/σ², normal of variance |μ|²/σ²."""
     on = sites.mask
     mean, point = (widen(torch.where(on.unsqueeze(-1), x, 0.0)) for x in (sites.mean, sites.action))
@@ -285,12 +285,21 @@ def _gaussian_moments(sites: GaussianSites) -> Float[Tensor, "4 step statistic"]
     none = torch.zeros_like(d)
     squares = torch.stack([z.square().sum(-1) - d, 2 * d, (12 * d**2 + 48 * d) ** 0.75, none])
     along = torch.stack([(m * z).sum(-1), long, 2 * math.sqrt(2 / math.pi) * long**1.5, none])
-    return torch.where(on.unsqueeze(-1), torch.stack([squares, along], -1), 0.0).sum((1, 3))
+    return torch.where(on.unsqueeze(-1), torch.stack([squares, along], -1), 0.0).sum(1)
+
+
+def _joined(old: Tensor | None, new: Tensor) -> Tensor:
+    """The sum of the moments of two batches, which may differ in their numbers of steps and sites."""
+    if old is None:
+        return new
+    steps, sites = (max(one, other) for one, other in zip(old.shape[1:3], new.shape[1:3], strict=True))
+    padded = (torch.nn.functional.pad(x, (0, 0, 0, sites - x.shape[2], 0, steps - x.shape[1])) for x in (old, new))
+    return torch.stack([*padded]).sum(0)
 
 
 @torch.no_grad()
 def calibration(case: Case) -> Measured | Skip:
-    """z = Σ (f(a) - E_p f) / √Σ Var_p f of every step and class, and of log p; the error is -log10 of the least p-value.
+    """z = Σ (f(a) - E_p f) / √Σ Var_p f by step and by site, of each class and of log p; the error is -log10 of the least p-value.
 
     Of Gaussian sites f is |x - μ|²/σ² and μ·(x - μ)/σ². Given the state before a step, its sites are independent, so each z is a
     martingale sum and near normal; the least p-value is multiplied by the number of sums.
@@ -299,13 +308,8 @@ def calibration(case: Case) -> Measured | Skip:
     for rollout in case.draws(case.contexts, 2):
         for kind, sites in enumerate(case.policy.sites(rollout)):
             new = _gaussian_moments(sites) if isinstance(sites, GaussianSites) else _moments(cast(Sites, sites))
-            old = sums.get(kind)
-            if old is not None:
-                longest = max(new.shape[1], old.shape[1])
-                new, old = (torch.nn.functional.pad(x, (0, 0, 0, longest - x.shape[1])) for x in (new, old))
-                new = new + old
-            sums[kind] = new
-    every = [torch.cat([x, x.sum(1, keepdim=True)], 1).flatten(1) for x in sums.values()]  # each step, and all steps
+            sums[kind] = _joined(sums.get(kind), new)
+    every = [part.flatten(1) for x in sums.values() for part in (x.sum(2), x.sum(1), x.sum((1, 2)))]  # each step, each site, all
     off, var, third, rounding = found = torch.cat(every, 1)
     if not found.isfinite().all():
         return Measured(math.inf, RARE, "sums over the draws that are not finite, such as of tables with NaN")

@@ -228,6 +228,7 @@ def reference(case: Case) -> Measured:
         "not 0 throughout to another policy": bool((kl[apart.mask] > 0).any()),
         "0 where the mask is False": not bool(kl[~apart.mask].any()),
         "no gradient to the reference": all(g is None or not bool(g.any()) for g in reached),
+        "entropy without gradient": not own.entropy.requires_grad,
         "log-probs without the reference's": gap(apart.logp.detach(), alone.logp) <= case.close,
     }
     return claims(found, f"mean KL {float(kl[apart.mask].mean()):.2g} to a policy of other weights")

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from scipy.stats import chi2
+from torch import Tensor, nn
 
-from discrete_grpo.testing import LAWS, learning, probability
+from discrete_grpo.core.categorical import Sites, sample, score_sites
+from discrete_grpo.core.rollout import Context, Rollout, group_contexts
+from discrete_grpo.testing import LAWS, check_policy, learning, probability
 from tests import broken_policies as twins
 from tests.testing.parts import check_words, row
 
@@ -60,6 +65,39 @@ def test_small_cells_are_merged_until_each_expects_five() -> None:
     assert probability._merged(expected, counts) == [(7.5, 9.0), (6.0, 7.0), (30.0, 28.0)]
     assert probability._merged([1.0, 2.0], [0.0, 3.0]) == [(3.0, 3.0)]
     assert probability._merged([9.0, 8.0, 2.0], [1.0, 2.0, 3.0]) == [(10.0, 5.0), (9.0, 1.0)]
+
+
+class WrongAtOneSite(nn.Module):
+    """Draws one step of 24 sites, and scores the classes of the second one in another order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.logits = nn.Parameter(torch.zeros(24, 3) + torch.tensor([0.12, 0.0, -0.12]))
+
+    def init_args(self) -> dict[str, Any]:
+        return {}
+
+    def sample(self, contexts: Sequence[Context], *, generator: torch.Generator | None = None) -> Rollout:
+        rows, sites = len(contexts), len(self.logits)
+        classes = sample(self.logits.detach().softmax(-1).expand(rows, -1, -1), generator)
+        group, one = torch.tensor([c.group for c in contexts]), torch.ones(rows, dtype=torch.long)
+        rollout = Rollout({"classes": classes}, group, torch.zeros(rows, 1), one[:, None] * sites, one, sites, tuple("x" * rows))
+        return replace(rollout, logp=score_sites(self.sites(rollout)).logp.sum(-1).detach())
+
+    def sites(self, rollout: Rollout, steps: Tensor | None = None) -> Sequence[Sites]:
+        logits = torch.where(torch.arange(len(self.logits))[:, None] == 1, self.logits.flip(-1), self.logits)
+        action = rollout.states["classes"][:, None]
+        table = logits.log_softmax(-1).expand(len(rollout), 1, -1, -1)
+        return [Sites(table, action, torch.ones_like(action, dtype=torch.bool))]
+
+
+def test_a_table_that_is_wrong_at_one_site_is_caught_by_the_sums_of_that_site() -> None:
+    policy, only = WrongAtOneSite(), [law for law in LAWS if law != "calibration"]
+    found = row(check_policy(policy, group_contexts(2, 2), skip=only), "calibration")
+    assert found.error > 8
+    with torch.no_grad():
+        policy.logits[1] = 0.0  # the order of equal classes does not matter
+    assert row(check_policy(policy, group_contexts(2, 2), skip=only), "calibration").error < 3
 
 
 def test_too_few_samples_skip_the_statistics() -> None:
