@@ -137,8 +137,9 @@ def check_callables(rewards: Sequence[Any], columns: Collection[str] | None = No
         try:
             _bind(signature, columns)
         except TypeError as error:
-            told = f"{reward_name(reward)}{signature} ({error})"
-            raise ValueError(f"reward: {told}, expected a function of a list of samples and of columns as keywords") from None
+            told = f"reward: {reward_name(reward)}{signature} ({error}), expected a function of a list of samples and of columns as"
+            given = f" (here {', '.join(columns)}), or **columns for those that it does not read" if columns else ""
+            raise ValueError(f"{told} keywords{given}") from None
     return list(rewards)
 
 

@@ -171,6 +171,7 @@ class Evaluations:
         if count == 0:
             return result
         samples, found = sample_policy(policy.to(self.device), count, seed=self.run.grpo.seed + 1, columns=self.columns)
+        found = dict.fromkeys((name for row in self.columns or () for name in row), [None] * count) | found
         rewards, row = self._scored(samples, found, step)
         properties = {name: values for name, values in self.family.table(samples).items() if name not in found}
         table = {"sample": as_text(samples), **rewards, **properties}

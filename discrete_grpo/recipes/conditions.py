@@ -87,7 +87,7 @@ def _lines_of(given: str) -> tuple[list[Any], str]:
 def column_names(policy: Any, conditions: Sequence[Columns] | None) -> Collection[str] | None:
     """The names of the columns that rewards receive; None for a policy of another package without any, which may add its own."""
     if conditions is not None:
-        return conditions[0]
+        return dict.fromkeys(name for condition in conditions for name in condition)
     return () if type(innermost(policy)).__module__.split(".")[0] in TRUSTED else None
 
 

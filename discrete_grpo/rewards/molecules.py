@@ -28,6 +28,7 @@ from rdkit.rdBase import BlockLogs
 
 from discrete_grpo.core.checks import check_function, check_range, check_whole
 from discrete_grpo.core.reward_arguments import check_forgets, reward_name
+from discrete_grpo.core.row_conditions import RowConditions
 from discrete_grpo.core.scoring import score_one
 from discrete_grpo.domains import molecule_properties
 from discrete_grpo.domains.smiles import as_given_to, parse, parse_all
@@ -59,17 +60,18 @@ class MoleculeReward(Protocol):
 
 
 @overload
-def molecule_reward(score: Callable[[Chem.Mol], float | None], *, invalid: float | None = 0.0) -> MoleculeReward: ...
+def molecule_reward(score: Callable[..., float | None], *, invalid: float | None = 0.0) -> MoleculeReward: ...
 @overload
-def molecule_reward(*, invalid: float | None) -> Callable[[Callable[[Chem.Mol], float | None]], MoleculeReward]: ...
-def molecule_reward(score: Callable[[Chem.Mol], float | None] | None = None, *, invalid: float | None = 0.0) -> Any:
+def molecule_reward(*, invalid: float | None) -> Callable[[Callable[..., float | None]], MoleculeReward]: ...
+def molecule_reward(score: Callable[..., float | None] | None = None, *, invalid: float | None = 0.0) -> Any:
     """Make a function of an RDKit molecule a reward: ``score(mol)`` for a valid sample, ``invalid`` for an invalid one.
 
     The reward keeps the function's name and docstring. None means that the score is unknown. An exception raised by ``score`` is
-    passed on.
+    passed on. Further parameters of the function are conditions: of each sample it gets the values of the columns of these names.
 
     Args:
-        score: the function; left out where the decorator is given ``invalid``.
+        score: the function; left out where the decorator is given ``invalid``. A parameter with a default may be missing among
+            the conditions.
         invalid: score of an invalid sample. If scores can be negative, give a number below all of them; with 0 the policy would
             learn to draw invalid samples.
 
@@ -81,6 +83,11 @@ def molecule_reward(score: Callable[[Chem.Mol], float | None] | None = None, *, 
     ...     return mol.GetNumAtoms()
     >>> atoms(["CCO", None, "C.C"]), atoms.__name__
     ([3.0, 0.0, 0.0], 'atoms')
+    >>> @molecule_reward
+    ... def close_in_size(mol, num_nodes):
+    ...     return -abs(mol.GetNumAtoms() - num_nodes)
+    >>> close_in_size(["CCO", "CC"], num_nodes=[3, 4])
+    [0.0, -2.0]
     >>> @molecule_reward(invalid=-10)
     ... def fewest_atoms(mol):
     ...     return -mol.GetNumAtoms()
@@ -94,17 +101,24 @@ def molecule_reward(score: Callable[[Chem.Mol], float | None] | None = None, *, 
     return _molecule_reward(score, invalid)
 
 
-def _molecule_reward(score: Callable[[Chem.Mol], float | None], invalid: float | None) -> MoleculeReward:
-    check_function("score", score, "one RDKit molecule", 1)
+def _molecule_reward(score: Callable[..., float | None], invalid: float | None) -> MoleculeReward:
+    conditions = RowConditions.of(score) if callable(score) else RowConditions()
+    check_function("score", score, "one RDKit molecule", 1, **dict.fromkeys(conditions.required))
     given = as_given_to(score)
 
     @functools.wraps(score)
     def reward(samples: Sequence[str | None], **columns: Sequence[Any]) -> list[float | None]:
-        values = [invalid if mol is None else score(given(mol)) for mol in parse_all(samples)]
+        rows = zip(parse_all(samples), conditions.rows(columns, len(samples)), strict=True)
+        values = [invalid if mol is None else score(given(mol), **row) for mol, row in rows]
         return [value if value is None or isinstance(value, str) else float(value) for value in values]
 
-    del reward.__wrapped__  # its signature is another one
-    return cast(MoleculeReward, reward)
+    made = cast(Any, reward)
+    del made.__wrapped__  # its signature is another one
+    if conditions.names:
+        made.__signature__ = conditions.signature
+    if not conditions.every:
+        made.reads = conditions.names  # others change no score
+    return cast(MoleculeReward, made)
 
 
 @molecule_reward

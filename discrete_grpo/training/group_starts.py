@@ -21,6 +21,7 @@ class GroupStart:
 
     Attributes:
         columns: columns of the contexts of the group.
+        asked: names of the columns of all conditions, also of other groups.
         origin: number of its condition; None without conditions.
         added: names of the columns that do not belong to its condition: those of a restart, and a size that was dealt to it.
         refined: whether it starts from an elite.
@@ -30,6 +31,7 @@ class GroupStart:
     origin: int | None = None
     added: frozenset[str] = frozenset()
     refined: bool = False
+    asked: tuple[str, ...] = ()
 
     def of_size(self, size: int) -> GroupStart:
         """Return the start with a given size."""
@@ -46,18 +48,22 @@ def group_starts(
     """``count`` starts with conditions in shuffled order; the last round(fraction · count) are elites once there are any."""
     good = elites.draw(round(fraction * count), generator) if elites is not None else []
     given: Sequence[Mapping[str, Any]] = [{}] if conditions is None else conditions
-    again = [GroupStart({**given[g.origin or 0], **g.restart}, g.origin, frozenset(g.restart), refined=True) for g in good]
+    asked = tuple(dict.fromkeys(name for condition in given for name in condition))
+    again = [
+        GroupStart({**given[g.origin or 0], **g.restart}, g.origin, frozenset(g.restart), refined=True, asked=asked) for g in good
+    ]
     fresh = count - len(again)
     if conditions is None or not fresh:
         return [GroupStart({})] * fresh + again
     device = "cpu" if generator is None else generator.device
     rounds = math.ceil(fresh / len(conditions))
     order = torch.cat([torch.randperm(len(conditions), generator=generator, device=device) for _ in range(rounds)])
-    return [GroupStart(conditions[k], k) for k in order[:fresh].tolist()] + again
+    return [GroupStart(conditions[k], k, asked=asked) for k in order[:fresh].tolist()] + again
 
 
 def seen_columns(rollout: Rollout, starts: Sequence[GroupStart]) -> Mapping[str, tuple[Any, ...]]:
-    """Return the columns that rewards receive: those of the conditions, without the added ones."""
+    """Return the columns that rewards receive: those of all conditions, None where a sample has none, without the added ones."""
     added = {name for start in starts for name in start.added}
-    own = {name for start in starts for name in start.columns.keys() - start.added}
-    return {name: value for name, value in rollout.columns.items() if name not in added - own}
+    own = {name for start in starts for name in (*start.columns.keys() - start.added, *start.asked)}
+    absent = dict.fromkeys(sorted(own - rollout.columns.keys()), (None,) * len(rollout))
+    return {name: value for name, value in rollout.columns.items() if name not in added - own} | absent

@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from discrete_grpo.core.advantages import constant_groups, sum_magnitudes
+from discrete_grpo.core.condition_cells import condition_cells
 from discrete_grpo.core.scoring import Accounts
 from discrete_grpo.runs.console import print_notes, progress
 from discrete_grpo.runs.failures import FailureLog
@@ -104,7 +105,8 @@ def sample_table(
 ) -> Mapping[str, Sequence[Any]]:
     """Columns of the table of samples, one entry per row; the sample is None where it is invalid.
 
-    The conditions that are texts or numbers follow the advantage, one column per name, None in a row whose condition lacks it.
+    The conditions that have a form as :func:`~discrete_grpo.core.condition_cells.condition_cells` follow the advantage, one column
+    per name, None in a row whose condition lacks it.
     """
     rewards = torch.cat([b.rewards for b in batches])
     samples = [s for b in batches for s in b.rollout.samples]
@@ -116,13 +118,13 @@ def sample_table(
     columns["advantage"] = advantage.tolist()
     given = [{} if conditions is None or k is None else conditions[k] for b in batches for k in b.origins]
     own = [name for name in _written(conditions or ()) if name not in ("step", "refined", *columns)]
-    return columns | {name: [condition.get(name) for condition in given] for name in own}
+    return columns | {name: condition_cells(condition.get(name) for condition in given) or [] for name in own}
 
 
 def _written(conditions: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Names of the conditions that the table can hold: those whose values are all texts or numbers."""
+    """Names of the conditions all of whose values the table can hold."""
     names = dict.fromkeys(name for condition in conditions for name in condition)
-    return [name for name in names if all(isinstance(c.get(name), str | int | float | None) for c in conditions)]
+    return [name for name in names if condition_cells(condition.get(name) for condition in conditions) is not None]
 
 
 def _as_begun(table: Mapping[str, Sequence[Any]], begun: Sequence[str] | None) -> Mapping[str, Sequence[Any]]:

@@ -84,7 +84,26 @@ def test_a_reward_that_takes_no_condition_of_the_run_is_refused_before_a_sample_
     for columns in ({"columns": [{"target": 1.0}]}, {"columns": None, "evaluation_columns": [{"target": 1.0}]}):
         with pytest.raises(ValueError, match=r"reward: deaf\(.*unexpected keyword argument 'target'.*columns as keywords"):
             train(chains(), deaf, output_dir=tmp_path / "run", grpo=config, evaluation_samples=8, **columns)
+    mixed: list[dict[str, Any]] = [{"target": 1.0}, {"length": 2}]  # not in the first condition alone
+    with pytest.raises(ValueError, match=r"needy.*argument 'length'.*\(here target, length\), or \*\*columns for"):
+        train(chains(), needy, output_dir=tmp_path / "run", grpo=config, columns=mixed)
     assert not (tmp_path / "run").exists()
+
+
+def test_rewards_get_the_columns_of_all_conditions_in_every_call(tmp_path: Path) -> None:
+    calls: list[tuple[int, dict[str, list[Any]]]] = []
+
+    def scored(samples: list[Any], **columns: Any) -> list[float]:
+        calls.append((len(samples), {name: list(values) for name, values in columns.items()}))
+        return [0.0] * len(samples)
+
+    config = GRPOConfig(max_steps=3, num_generations=4, generation_batch_size=4)  # a generation has one condition
+    conditions: list[dict[str, Any]] = [{"target": 1.0}, {"length": 2}, {}]
+    train(chains(), scored, output_dir=tmp_path / "run", grpo=config, evaluation_samples=2, columns=conditions)
+    assert {frozenset(columns) for _, columns in calls} == {frozenset({"target", "length"})}
+    assert all(len(values) == count for count, columns in calls for values in columns.values())
+    drawn = [(columns["target"][0], columns["length"][0]) for count, columns in calls if count == 4]
+    assert sorted(drawn, key=str) == [(1.0, None), (None, 2), (None, None)]
 
 
 def test_conditions_of_the_evaluations_are_named_as_such(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
