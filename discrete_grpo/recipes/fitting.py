@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 from discrete_grpo.core.processes import is_first
 from discrete_grpo.recipes.families import family_of, run_family
 from discrete_grpo.recipes.lengthened import check_length
-from discrete_grpo.recipes.sample import as_text, sample
+from discrete_grpo.recipes.sample import as_text, sample_policy
 from discrete_grpo.runs.checkpoint import withdraw_export
 from discrete_grpo.runs.console import print_table
 from discrete_grpo.runs.lock import alone
@@ -39,11 +39,11 @@ def fresh_metrics(
         count: number of samples.
         metrics: function that computes the metrics of samples.
         batch_size: number of samples drawn at a time.
-        columns: conditions of the samples, used in turn; None for none.
+        columns: conditions of the samples in the form that the policy reads, used in turn; None for none.
     """
 
     def measure(policy: Any) -> tuple[Mapping[str, float], list[Any]]:
-        samples = sample(policy, count, batch_size=batch_size, columns=columns)
+        samples, _ = sample_policy(policy, count, batch_size=batch_size, columns=columns)
         return metrics(samples), samples
 
     return measure if count else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,12 +83,13 @@ def run_judge(recipe: JudgeRecipe, *, resume: bool = False) -> Path:
     alphabet = None if recipe.policy is None else load_text_policy(recipe.policy).tokenizer  # the judge reads its fills
     data, held = split_lines(recipe, recipe.evaluation_samples, alphabet)
     seed = recipe.pretrain.seed
-    fakes = _fakes(recipe, data.lines, seed)
+    real = {*data.lines, *held}
+    fakes = _fakes(recipe, data.lines, real, seed)
     if not fakes:
         raise ValueError(f"data: {data.name!r} has no line that can be corrupted, expected lines of several different tokens")
     texts = text_dataset([*data.lines, *fakes], tokenizer=data.tokenizer, name=data.name)
     labelled = LabelledTextDataset(texts, torch.arange(len(texts)) < len(data))
-    held_fakes = _fakes(recipe, held, seed + 1) if held else []
+    held_fakes = _fakes(recipe, held, real, seed + 1) if held else []
 
     def measure(averaged: TextScorer) -> tuple[Mapping[str, float], tuple[()]]:
         judge = ModuleReward(averaged)
@@ -101,8 +102,8 @@ def run_judge(recipe: JudgeRecipe, *, resume: bool = False) -> Path:
     return fit(scorer, labelled, recipe, metadata=metadata, evaluate=measure if held else None, resume=resume)
 
 
-def _fakes(recipe: JudgeRecipe, lines: Sequence[str], seed: int) -> list[str]:
-    """Corrupted copies of lines and a policy's fills of them, except those that equal a line."""
+def _fakes(recipe: JudgeRecipe, lines: Sequence[str], real: Collection[str], seed: int) -> list[str]:
+    """Corrupted copies of lines and a policy's fills of them, except those that equal a ``real`` line."""
     generator = torch.Generator().manual_seed(seed)
     pattern = PATTERNS[recipe.tokens]
     made = [fake for _ in range(recipe.corruptions) for fake in corrupt_lines(lines, generator, pattern=pattern)]
@@ -112,7 +113,6 @@ def _fakes(recipe: JudgeRecipe, lines: Sequence[str], seed: int) -> list[str]:
             policy = load_text_policy(recipe.policy, rounds=rounds, temperature=temperature)
             part = [line for _ in range(recipe.fills) for line in lines[turn :: len(turns)]]
             made += fill_texts(policy, _any_blanks(part, policy.blank, pattern, generator), seed=seed + turn)
-    real = set(lines)
     return [fake for fake in made if fake not in real]
 
 

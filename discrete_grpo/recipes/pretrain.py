@@ -32,6 +32,7 @@ from discrete_grpo.recipes.held_out import NOISY_DRAWS, hold_out, with_held_out
 from discrete_grpo.recipes.measured import measured_columns, measured_values
 from discrete_grpo.recipes.molecule_fields import KIND, ChargeOptions, check_field_options, molecule_field_policy
 from discrete_grpo.recipes.molecules import check_shards, data_file, molecule_policy, report_broken, report_kept
+from discrete_grpo.recipes.training_conditions import training_conditions
 from discrete_grpo.runs.lock import alone
 from discrete_grpo.runs.settings import tell_new_folder
 from discrete_grpo.training.config import PretrainConfig
@@ -64,7 +65,8 @@ class PretrainRecipe(ChargeOptions):
         properties: conditions of the policy: names of columns of numbers in ``data``, and else of RDKit descriptors. A molecule
             whose cell is empty is trained on without that condition. A folder of shards has those that it was made with.
         condition_dropout: share of training molecules of which all properties are hidden, so that the policy also works without; in
-            the others each is hidden with the same probability.
+            the others each is hidden with the same probability. With 0 the ``evaluation_samples`` are drawn under conditions of
+            training molecules.
         network: sizes of the graph transformer, or with charges ``field`` of the equivariant one, which has no ``walk_length``,
             ``connectivity`` and ``log_time``.
         pretrain: settings of the training loop.
@@ -167,7 +169,8 @@ def run_pretrain(recipe: PretrainRecipe, *, network: nn.Module | None = None, re
     }
     if measured:
         metadata["measured"] = list(measured)
-    fresh = fresh_metrics(recipe.evaluation_samples, sample_metrics)
+    columns = training_conditions(policy, train, recipe.evaluation_samples)
+    fresh = fresh_metrics(recipe.evaluation_samples, sample_metrics, columns=columns)
     evaluate = with_held_out(fresh, held_out, recipe.pretrain.batch_size, draws=NOISY_DRAWS)
     return fit(policy, train, recipe, metadata=metadata, evaluate=evaluate, resume=resume)
 

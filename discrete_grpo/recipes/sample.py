@@ -13,13 +13,15 @@ import torch
 
 from discrete_grpo.core.atomic import atomic_write
 from discrete_grpo.core.checks import LAST_SEED, check_whole
+from discrete_grpo.core.condition_cells import condition_cells
+from discrete_grpo.core.description import description
 from discrete_grpo.core.drawing import draw
 from discrete_grpo.core.option_names import check_keywords
 from discrete_grpo.core.rollout import Context, as_module
 from discrete_grpo.datasets.text_files import suffix_of
 from discrete_grpo.domains.sample_text import sample_text
 from discrete_grpo.recipes.conditions import check_read, prepare_columns, read_columns
-from discrete_grpo.recipes.families import Columns, Family, SamplerOptions
+from discrete_grpo.recipes.families import Columns, Family, SamplerOptions, family_of
 from discrete_grpo.recipes.loading import LoadedPolicy, load, with_sampler
 from discrete_grpo.runs.console import print_notes, print_table, progress
 
@@ -54,7 +56,8 @@ def sample(
         n: number of samples, at least 1; each is a group of its own.
         seed: random seed of the sampler.
         columns: conditions that the policy reads as mappings, or a file of JSON lines; sample k is drawn under
-            ``columns[k % len(columns)]``.
+            ``columns[k % len(columns)]``. A ``scaffold`` may be any SMILES of it; only a policy object with samples of an unknown
+            kind reads it as it is written.
         options: changes to how the policy draws.
         batch_size: number of samples that are drawn at a time.
         device: device to draw on, such as ``cuda``, to which the policy is moved; None means the device where it is.
@@ -77,8 +80,19 @@ def sample(
         drawn, found = loaded.policy, prepare_columns(loaded, found)
     else:
         drawn = with_sampler(policy, options or SamplerOptions())
-        check_read(drawn, found)
+        found = _prepared(drawn, found)
     return sample_policy(moved(drawn, device), n, seed=seed, batch_size=batch_size, columns=found)[0]
+
+
+def _prepared(policy: Any, given: list[Columns] | None) -> list[Columns] | None:
+    """The conditions in the form that a policy object reads; unchanged where the kind of its samples is not known."""
+    told = description(policy)
+    if given is None or (not told and getattr(policy, "family", None) is None):
+        check_read(policy, given)
+        return given
+    loaded = LoadedPolicy(policy, family_of(told, policy), told)
+    check_read(policy, given, scaffolds=loaded.family.scaffolds(policy))
+    return prepare_columns(loaded, given)
 
 
 def device_of(policy: Any) -> torch.device:
@@ -278,8 +292,8 @@ def as_text(samples: Sequence[Any]) -> list[str]:
 
 
 def plain_columns(columns: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
-    """The condition columns that a table can hold: text and numbers."""
-    return {k: v for k, v in columns.items() if all(x is None or isinstance(x, str | int | float) for x in v)}
+    """The cells of the condition columns that a table can hold."""
+    return {name: cells for name, values in columns.items() if (cells := condition_cells(values)) is not None}
 
 
 def _table_text(columns: Mapping[str, Sequence[Any]]) -> str:

@@ -16,9 +16,10 @@ from discrete_grpo.recipes.families import SamplerOptions, family_of
 from discrete_grpo.recipes.fitting import fit
 from discrete_grpo.recipes.held_out import held_out_loss, with_held_out
 from discrete_grpo.recipes.loading import load
-from discrete_grpo.recipes.sample import sample
+from discrete_grpo.recipes.sample import sample_policy
 from discrete_grpo.recipes.sft_data import Prepared, prepare
 from discrete_grpo.recipes.sft_files import samples_of
+from discrete_grpo.recipes.training_conditions import training_conditions
 from discrete_grpo.training.config import PretrainConfig
 from discrete_grpo.training.lora import LoraOptions, add_lora
 
@@ -38,13 +39,14 @@ class SFTRecipe(SamplerOptions):
         data: file of samples of the kind that the policy makes: SMILES, graphs (or a named set), molecules in space, lines of text.
         output_dir: run folder to make.
         test_share: share of the different samples, or of the graphs of a file, that is not trained on, and that the loss is
-            measured on, without conditions; a file with splits has its own.
+            measured on, without conditions unless the policy was always trained with them; a file with splits has its own.
         max_broken: largest share of samples that may be broken, and of those that the policy cannot draw, such as molecules with
             other elements; they are left out.
         marginals: frequencies of classes in which the noise of a diffusion or flow policy of graphs ends: those of the ``policy``,
             or those of the ``data``.
         pretrain: settings of the training loop.
-        evaluation_samples: samples drawn before the training and at every checkpoint to log their metrics; 0 means none.
+        evaluation_samples: samples drawn before the training and at every checkpoint to log their metrics, under conditions of the
+            training samples if the policy was always trained with conditions; 0 means none.
         smiles_column: name of the column of SMILES in ``data``; None finds it by its name.
         node_attribute: of own graphs: attribute of nodes that holds their class; None takes the only one.
         edge_attribute: of own graphs: attribute of edges that holds their class; None takes the only one.
@@ -129,11 +131,13 @@ def _measure(
     """The loss of the held-out samples, and the numbers of ``evaluation_samples`` fresh ones."""
     known = _names(ready.samples) if metadata["kind"] == "molecules" else None
     family = family_of(metadata, ready.policy)
+    columns = training_conditions(ready.policy, ready.train, recipe.evaluation_samples)
+    batch_size = 40 if family.name == "graphs" else 256
 
     def measure(policy: Any) -> tuple[Mapping[str, float], Sequence[Any]]:
         if not recipe.evaluation_samples or hasattr(policy, "blank"):  # texts with blanks need prompts
             return {}, ()
-        drawn = sample(policy, recipe.evaluation_samples, batch_size=40 if family.name == "graphs" else 256)
+        drawn, _ = sample_policy(policy, recipe.evaluation_samples, batch_size=batch_size, columns=columns)
         if known is None:
             return family.evaluate(drawn), drawn
         from discrete_grpo.metrics.molecules import evaluate

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from discrete_grpo.core.processes import is_first
@@ -21,6 +22,7 @@ from discrete_grpo.policies.tokens import TokenPolicy
 from discrete_grpo.recipes.held_out import NOISY_DRAWS
 from discrete_grpo.recipes.loading import LoadedPolicy
 from discrete_grpo.recipes.sft_files import Samples
+from discrete_grpo.recipes.training_conditions import always_conditioned
 from discrete_grpo.runs.console import print_notes
 from discrete_grpo.training.pretrain import Dataset
 
@@ -37,7 +39,8 @@ class Prepared:
     Attributes:
         policy: policy with the weights of the given one, which draws graphs with the sizes of the data.
         train: training data.
-        held_out: data that the loss is measured on, without conditions; None if there is none.
+        held_out: data that the loss is measured on, without conditions unless the policy was always trained with them; None if
+            there is none.
         samples: the samples of ``train``.
         count: number of samples of both.
         draws: least number of losses over which the held-out loss is averaged; more than one if it depends on noise.
@@ -85,8 +88,8 @@ def prepare(recipe: SFTRecipe, loaded: LoadedPolicy, found: Samples) -> Prepared
     """Build data sets of the samples that the policy can draw; those that are left out are counted on standard error.
 
     Raises:
-        ValueError: if more than a share ``max_broken`` of the samples, or all of those to train on, are left out; or for a policy
-            that cannot be trained on samples alone.
+        ValueError: if more than a share ``max_broken`` of the samples, or all of those to train on, are left out; for a policy
+            that cannot be trained on samples alone; or for a condition that is missing and that the policy was always trained with.
     """
     policy = _trained_part(recipe, loaded)
     kind = _kind(recipe, loaded, policy)
@@ -95,11 +98,16 @@ def prepare(recipe: SFTRecipe, loaded: LoadedPolicy, found: Samples) -> Prepared
     train, held = ([sample for sample in part if sample is not None] for part in parts)
     if not train:
         raise ValueError(f"data: {recipe.source!r} has no sample for training that the policy can draw")
-    kept = [row for row, form in enumerate(parts[0]) if form is not None]
-    given = {name: [values[row] for row in kept] for name, values in found.measured.items()}
-    test = kind.make(held, conditions=None) if held else None
+    given, of_held_out = map(_kept, (found.measured, found.held_out_measured), parts)
     data, adapted = kind.make(train, conditions=given), kind.adapted(policy, [*train, *held])
+    test = kind.make(held, conditions=of_held_out if always_conditioned(policy) else None) if held else None
     return Prepared(adapted, data, test, train, len(train) + len(held), kind.draws)
+
+
+def _kept(conditions: Conditions, forms: Sequence[Any]) -> Conditions:
+    """The conditions of the samples that have a form."""
+    rows = [row for row, form in enumerate(forms) if form is not None]
+    return {name: [values[row] for row in rows] for name, values in conditions.items()}
 
 
 def _kind(recipe: SFTRecipe, loaded: LoadedPolicy, policy: Any) -> _Kind:
@@ -164,9 +172,7 @@ def _graph_kind(recipe: SFTRecipe, policy: Any, loaded: LoadedPolicy) -> _Kind:
         return nodes if nodes <= most else 0
 
     def make(samples: Sequence[Any], *, conditions: Conditions | None) -> EncodedSamples:
-        names, values = getattr(policy, "properties", ()), None
-        if names:
-            values = _values(samples, names, loaded, conditions)
+        values = _values(recipe, samples, policy, loaded, conditions) if getattr(policy, "properties", ()) else None
         return EncodedSamples(tuple(samples), torch.tensor([size(sample) for sample in samples]), encode, values)
 
     def adapted(policy: Any, samples: Sequence[Any]) -> Any:
@@ -182,14 +188,17 @@ def _graph_kind(recipe: SFTRecipe, policy: Any, loaded: LoadedPolicy) -> _Kind:
     return _Kind(lambda sample: sample if size(sample) else None, make, NOISY_DRAWS, adapted)
 
 
-def _values(smiles: Sequence[str], properties: Sequence[Any], loaded: LoadedPolicy, given: Conditions | None) -> Tensor:
-    """Conditions of molecules, standardised as the policy was trained on them [M, K].
+def _values(
+    recipe: SFTRecipe, smiles: Sequence[str], policy: Any, loaded: LoadedPolicy, given: Conditions | None
+) -> Float[Tensor, "sample property"]:
+    """Conditions of molecules, standardised as the policy was trained on them.
 
     Those that RDKit does not compute as the policy was trained on them are NaN unless they are ``given``; all are where it is None.
     """
     from discrete_grpo.datasets.molecules import descriptors
     from discrete_grpo.recipes.measured import not_computed
 
+    properties = policy.properties
     names, others = [one.name for one in properties], not_computed(properties, loaded.metadata)
     raw = torch.full((len(smiles), len(names)), torch.nan, dtype=torch.float64)
     if given is not None:
@@ -197,11 +206,31 @@ def _values(smiles: Sequence[str], properties: Sequence[Any], loaded: LoadedPoli
         raw[:, computed] = descriptors(smiles, [names[k] for k in computed])
         for name, values in given.items():
             raw[:, names.index(name)] = torch.tensor(values, dtype=torch.float64)
-        if (unknown := [name for name in others if name not in given]) and is_first():
+        if always_conditioned(policy):
+            _check_known(recipe, smiles, dict(zip(names, raw.isnan().unbind(1), strict=True)), others)
+        elif (unknown := [name for name in others if name not in given]) and is_first():
             told = "neither a column of the data nor computed by RDKit, so the samples are trained on without it"
             print_notes([f"{', '.join(unknown)}: {told}"])
     mean, std = (torch.tensor([getattr(one, part) for one in properties]) for part in ("mean", "std"))
     return ((raw - mean) / std).float()
+
+
+def _check_known(recipe: SFTRecipe, smiles: Sequence[str], missing: Mapping[str, Tensor], read: Collection[str]) -> None:
+    """Raise ``ValueError`` for a property that samples lack although the policy was always trained with one.
+
+    Args:
+        recipe: gives the name of the data.
+        smiles: the samples.
+        missing: by the name of each property, which samples lack it.
+        read: names of the properties that are read from columns; the others are computed.
+    """
+    for name, rows in missing.items():
+        if not bool(rows.any()):
+            continue
+        lost = f"{int(rows.sum())} of {len(smiles)} samples, such as {smiles[int(rows.int().argmax())][:60]!r}"
+        column = f"a number of each in a column {name!r} of {recipe.source}"
+        wanted = column if name in read else "samples that RDKit computes it for"
+        raise ValueError(f"{name}: unknown for {lost}, expected {wanted}, as the policy was trained with one always")
 
 
 def _kernels_of(recipe: SFTRecipe, policy: GraphPolicy, data: EncodedSamples) -> dict[str, Any]:
@@ -268,7 +297,7 @@ def _token_data(
     data = token_dataset(samples, policy.tokenizer, prompts=prompts)
     if not policy.properties:
         return data
-    return replace(data, values=_values(samples, policy.properties, loaded, conditions))
+    return replace(data, values=_values(recipe, samples, policy, loaded, conditions))
 
 
 def _sequence(policy: Any, sample: Any) -> Any:

@@ -31,12 +31,14 @@ class Samples:
         held_out: those that are kept out of the training.
         about: metadata of the data for checkpoints.
         measured: values of the conditions that the file has for ``train``, by name; NaN where one is unknown.
+        held_out_measured: the same for ``held_out``.
     """
 
     train: Sequence[Any]
     held_out: Sequence[Any]
     about: Mapping[str, Any]
     measured: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    held_out_measured: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
 
 def samples_of(recipe: SFTRecipe, loaded: LoadedPolicy) -> Samples:
@@ -79,14 +81,15 @@ def _split(
         wanted = ", expected a file of molecules with positions (.sdf, .xyz)" if loaded.family.name == "spatial" else ""
         raise ValueError(f"data: {recipe.source!r} holds no sample of the kind {loaded.family.name}{wanted}")
     names = _names(loaded, found)
-    first = dict(zip(reversed(names), reversed(found), strict=True))
+    first = {name: row for row, name in reversed([*enumerate(names)])}
     distinct = list(dict.fromkeys(names))
     held = [distinct[k] for k in split_rows(len(distinct), None, recipe.test_share)[1]]
     kept_out = set(held) if len(distinct) > 1 else set()
     about = {"name": recipe.data_name or Path(recipe.source).name.split(".")[0], "licence": recipe.data_licence}
-    rows = [row for row, name in enumerate(names) if name not in kept_out]
-    columns = {name: [values[row] for row in rows] for name, values in (measured or {}).items()}
-    return Samples([found[row] for row in rows], [first[name] for name in held if name in kept_out], about, columns)
+    parts = [row for row, name in enumerate(names) if name not in kept_out], [first[name] for name in held if name in kept_out]
+    train, held_out = ([found[row] for row in rows] for rows in parts)
+    columns = ({name: [values[row] for row in rows] for name, values in (measured or {}).items()} for rows in parts)
+    return Samples(train, held_out, about, *columns)
 
 
 def _names(loaded: LoadedPolicy, found: Sequence[Any]) -> Sequence[Any]:

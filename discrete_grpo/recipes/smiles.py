@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
 from discrete_grpo.core.checks import check_fields, check_range, check_sizes, check_text
 from discrete_grpo.core.description import describe
 from discrete_grpo.core.option_names import known_options
@@ -30,6 +28,7 @@ from discrete_grpo.recipes.fitting import fit, fresh_metrics
 from discrete_grpo.recipes.held_out import hold_out, with_held_out
 from discrete_grpo.recipes.measured import measured_columns, measured_values
 from discrete_grpo.recipes.molecules import check_shards, data_file, report_broken, report_kept
+from discrete_grpo.recipes.training_conditions import training_conditions
 from discrete_grpo.training.config import PretrainConfig
 from discrete_grpo.training.pretrain import Dataset
 
@@ -48,7 +47,8 @@ class PretrainSmilesRecipe:
         properties: conditions of the policy: names of columns of numbers in ``data``, and else of RDKit descriptors. A molecule
             whose cell is empty is trained on without that condition. A folder of shards has those that it was made with.
         scaffold: whether the policy can be conditioned on Murcko scaffolds.
-        condition_dropout: share of training molecules whose conditions are hidden, so that the policy also works without.
+        condition_dropout: share of training molecules whose conditions are hidden, so that the policy also works without. With 0
+            the ``evaluation_samples`` are drawn under conditions of training molecules.
         layers: depth of the transformer.
         heads: attention heads of the transformer.
         width: width of its hidden states.
@@ -187,13 +187,6 @@ def _lines(recipe: PretrainSmilesRecipe, measured: Sequence[str]) -> SmilesLines
     return data
 
 
-def _scaffolds(data: Any, tokenizer: Tokenizer, count: int) -> list[dict[str, str]]:
-    """The scaffolds of the first ``count`` molecules as conditions, for a policy that never draws without one."""
-    prompt = data.batch(torch.arange(min(count, len(data)))).prompt
-    rows = [[]] * count if prompt is None else prompt.tolist()  # no molecule has a ring
-    return [{"scaffold": tokenizer.decode(row)} for row in rows]
-
-
 def run_pretrain_smiles(recipe: PretrainSmilesRecipe, *, resume: bool = False) -> Path:
     """Pretrain a SMILES policy; returns the folder of the exported policy."""
     data, tokenizer, scales, longest, name, measured, names = _data(recipe)
@@ -219,7 +212,7 @@ def run_pretrain_smiles(recipe: PretrainSmilesRecipe, *, resume: bool = False) -
     }
     if measured:
         metadata["measured"] = list(measured)
-    count, always = recipe.evaluation_samples, recipe.scaffold and recipe.condition_dropout == 0
-    fresh = fresh_metrics(count, sample_metrics, columns=_scaffolds(train, tokenizer, count) if always and count else None)
+    columns = training_conditions(policy, train, recipe.evaluation_samples)
+    fresh = fresh_metrics(recipe.evaluation_samples, sample_metrics, columns=columns)
     evaluate = with_held_out(fresh, held_out, recipe.pretrain.batch_size)
     return fit(policy, train, recipe, metadata=metadata, evaluate=evaluate, resume=resume)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -134,6 +135,32 @@ def test_text_that_cannot_be_corrupted_trains_no_judge(tmp_path: Path) -> None:
     text.write_text("aaa\naa\n")
     with pytest.raises(ValueError, match=r"a\.txt' has no line that can be corrupted"):
         run_judge(JudgeRecipe(data=str(text), output_dir=str(tmp_path / "a"), network=TINY, pretrain=SHORT))
+
+
+def test_no_real_line_is_a_corrupted_one_for_the_judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = ["".join(letters) for letters in itertools.product("ab", repeat=6)][:60]  # 4 words are left to be corrupted ones
+    (tmp_path / "a.txt").write_text("".join(f"{line}\n" for line in real))
+    seen: dict[str, Any] = {}
+
+    def keep(scorer: Any, data: Any, recipe: Any, *, evaluate: Any, **more: Any) -> Path:
+        seen.update(data=data, evaluate=evaluate)
+        return tmp_path
+
+    def scores(texts: Sequence[str]) -> list[float]:
+        seen.setdefault("judged", []).append(set(texts))
+        return [0.0] * len(texts)
+
+    monkeypatch.setattr("discrete_grpo.recipes.judge.fit", keep)
+    monkeypatch.setattr("discrete_grpo.recipes.judge.ModuleReward", lambda scorer: scores)
+    run_judge(JudgeRecipe(data=str(tmp_path / "a.txt"), corruptions=40, evaluation_samples=6, network=TINY, pretrain=SHORT))
+    seen["evaluate"](None)
+    of_training = set(seen["data"].texts.lines[60 - 6 :])
+    held_out, corrupted = seen["judged"]
+    assert len(held_out) == 6
+    assert held_out <= set(real)
+    assert of_training
+    assert corrupted
+    assert not (of_training | corrupted) & set(real)
 
 
 @pytest.mark.parametrize("recipe", [PretrainTextRecipe(evaluation_samples=9), JudgeRecipe(evaluation_samples=9)])

@@ -9,10 +9,13 @@ from typing import Any
 import networkx as nx
 import pytest
 
-from discrete_grpo import GRPOConfig, evaluate, sample, train
+from discrete_grpo import GRPOConfig, SamplerOptions, evaluate, sample, train
 from discrete_grpo.cli import main
 from discrete_grpo.datasets.spatial import conformers
 from discrete_grpo.domains.spatial_molecules import to_cxsmiles
+from discrete_grpo.domains.tokenizer import Tokenizer
+from discrete_grpo.models.gpt import GPT, GPTConfig
+from discrete_grpo.policies.tokens import TokenPolicy
 from discrete_grpo.recipes.conditions import check_read, tell_unread
 from discrete_grpo.recipes.evaluate import evaluate_file
 from discrete_grpo.recipes.loading import load_policy
@@ -40,8 +43,10 @@ def test_a_condition_that_the_policy_does_not_read_is_refused(
 
 
 def test_conditions_of_a_policy_without_its_checkpoint_and_of_prompts() -> None:
+    alone = load_policy("qm9-small")
+    del alone.sample_metadata
     with pytest.raises(ValueError, match="'scaffold', expected one that the policy reads: num_nodes, fixed, restart"):
-        sample(load_policy("qm9-small"), 1, columns=[{"scaffold": "CC"}])  # a policy alone reads no SMILES
+        sample(alone, 1, columns=[{"scaffold": "CC"}])  # its classes have no elements
     prompt = {"masked": "some quiet br____ sleeps at home", "original": "some quiet brother sleeps at home"}
     assert len(sample("fill-in", 2, columns=[prompt])) == 2
 
@@ -80,6 +85,27 @@ def test_a_property_that_the_policy_was_never_trained_without_has_to_be_given(tm
     with pytest.raises(ValueError, match=needed):
         train(always, validity, output_dir=tmp_path / "run", grpo=GRPOConfig(max_steps=1))
     assert not (tmp_path / "run").exists()
+
+
+def test_a_scaffold_may_be_any_smiles_of_it_for_a_policy_object_too() -> None:
+    for name, spelled, options in (
+        ("smiles-zinc", "C1=CC=NC=C1", None),
+        ("qm9-small", "C1CO1", SamplerOptions(num_steps=4)),
+    ):
+        found = sample(name, 8, columns=[{"scaffold": spelled}], options=options)
+        assert sample(load_policy(name), 8, columns=[{"scaffold": spelled}], options=options) == found
+    assert sample(load_policy("smiles-zinc"), 8, columns=[{"scaffold": "c1ccncc1"}]) == sample(
+        "smiles-zinc", 8, columns=[{"scaffold": "C1=CC=NC=C1"}]
+    )
+    with pytest.raises(ValueError, match=r"^scaffold: 'c1ccncc', expected a valid, connected SMILES$"):
+        sample(load_policy("smiles-zinc"), 1, columns=[{"scaffold": "c1ccncc"}])
+
+
+def test_the_conditions_of_a_policy_object_of_unknown_kind_are_those_given() -> None:
+    letters = Tokenizer(("a", "b"))
+    network = GPT(GPTConfig(len(letters), 4, 0, 1, 1, 4))
+    policy = TokenPolicy(network, letters, max_length=4, prompt="scaffold")
+    assert len(sample(policy, 2, columns=[{"scaffold": "ab"}])) == 2  # no molecule
 
 
 def test_samples_are_printed_where_no_file_is_named(capsys: pytest.CaptureFixture[str]) -> None:
