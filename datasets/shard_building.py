@@ -175,19 +175,32 @@ def _begin(folder: Path, plan: Mapping[str, Any]) -> None:
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"output_dir: {str(folder)!r} is a file, expected a folder to make")
     if folder.is_dir() and any(LEFTOVER.fullmatch(path.name) is None for path in folder.iterdir()):
-        try:
-            before = json.loads((folder / PLAN).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise ValueError(f"output_dir: {str(folder)!r} holds other files, expected a new folder") from error
+        kept, before = _kept_plan(folder, plan)
         if before != plan:
             said = _difference(before, plan)
             raise ValueError(f"output_dir: {str(folder)!r} was begun with other data or options ({said}); name another folder")
+        if not kept:
+            _write_json(folder / PLAN, plan)
         return
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(f"output_dir: {str(folder)!r} cannot be made a folder ({error.strerror})") from error
     _write_json(folder / PLAN, plan)
+
+
+def _kept_plan(folder: Path, plan: Mapping[str, Any]) -> tuple[bool, Any]:
+    """Whether the plan of a folder can be read, and the plan; the manifest repeats one that is damaged or missing."""
+    for name in (PLAN, MANIFEST):
+        try:
+            found = json.loads((folder / name).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        if name == PLAN:
+            return True, found
+        if isinstance(found, dict):
+            return False, {key: found.get(key) for key in plan}
+    raise ValueError(f"output_dir: {str(folder)!r} holds other files and no readable {PLAN} or {MANIFEST}, expected a new folder")
 
 
 def _difference(before: Any, plan: Mapping[str, Any]) -> str:

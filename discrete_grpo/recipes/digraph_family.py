@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
+from contextlib import suppress
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,6 +23,7 @@ from discrete_grpo.metrics.graphs import read_graphs
 from discrete_grpo.recipes.families import Columns, Family, FileOptions, innermost
 from discrete_grpo.recipes.graph_family import LINES, labels_of, own_options, view_of, writers_of
 from discrete_grpo.recipes.graph_objects import lines_of
+from discrete_grpo.recipes.graph_sources import changed_source, tell_no_reference
 from discrete_grpo.recipes.reward_kinds import check_kind
 from discrete_grpo.runs.report.graphs import render_graph
 from discrete_grpo.runs.serialization import CheckpointError
@@ -30,17 +32,18 @@ __all__ = ["digraph_family", "load_reference", "reference_of"]
 
 
 def reference_of(metadata: Columns) -> metrics.DigraphReference | None:
-    """The set that a checkpoint was trained on, as a reference for its samples; None if it is no longer available."""
+    """The set that a checkpoint was trained on, as a reference for its samples; None, with a note, if it is no longer available."""
     data, labels = metadata.get("data"), labels_of(metadata)
     if not isinstance(data, Mapping) or labels is None:
         return None
     attributes = {name: data.get(name) for name in ("node_attribute", "edge_attribute")}
-    try:
-        own = own_digraphs(str(data.get("source")), labels=labels, **attributes)
-        splits = labelled_splits(own, float(data["test_share"]))
-        return metrics.DigraphReference(splits, metadata.get("shape", "dag"), None if labels.plain else labels)
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
-        return None
+    if not changed_source(data):
+        with suppress(FileNotFoundError, ValueError, KeyError, TypeError):
+            own = own_digraphs(str(data.get("source")), labels=labels, **attributes)
+            splits = labelled_splits(own, float(data["test_share"]))
+            return metrics.DigraphReference(splits, metadata.get("shape", "dag"), None if labels.plain else labels)
+    tell_no_reference(data)
+    return None
 
 
 def load_reference(options: FileOptions) -> metrics.DigraphReference:
@@ -126,9 +129,10 @@ def digraph_family(metadata: Columns) -> Family:
     """Directed graphs, measured against the set their policy was trained on."""
     shape, labels = metadata.get("shape", "dag"), labels_of(metadata)
     named = None if labels is None or labels.plain else labels
+    reference = cache(lambda: reference_of(metadata))
 
     def evaluate(samples: Sequence[Any]) -> Mapping[str, float]:
-        return metrics.evaluate(samples, reference_of(metadata), shape) | class_shares(samples)
+        return metrics.evaluate(samples, reference(), shape) | class_shares(samples)
 
     return Family(
         name="digraphs",

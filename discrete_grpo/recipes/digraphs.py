@@ -5,7 +5,7 @@ Samples are lines that begin with ``&``, with the names of the classes of nodes 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,12 +22,14 @@ from discrete_grpo.diffusion.schedules import DistortedSchedule, Schedule
 from discrete_grpo.domains.digraph_validity import DigraphShape
 from discrete_grpo.domains.named_digraphs import EDGE, NODE, batch_to_lines, lines_to_batch
 from discrete_grpo.metrics.digraphs import DigraphReference, digraph_shape, evaluate
+from discrete_grpo.metrics.graph_classes import class_shares
 from discrete_grpo.models.equivariant import EquivariantConfig, EquivariantTransformer
 from discrete_grpo.models.graph_transformer import NetworkSizes
 from discrete_grpo.policies.fields import Field, FieldPolicy
 from discrete_grpo.recipes.diffusion import DiffusionOptions
 from discrete_grpo.recipes.field_options import check_plain, equivariant_sizes
 from discrete_grpo.recipes.fitting import fit, fresh_metrics
+from discrete_grpo.recipes.graph_sources import source_facts
 from discrete_grpo.recipes.held_out import NOISY_DRAWS, of_drawn_sizes, with_held_out
 
 if TYPE_CHECKING:
@@ -135,10 +137,14 @@ def run_pretrain_digraphs(
     policy = digraph_policy(data, recipe.network, recipe, seed=recipe.pretrain.seed)
     splits, labels = labelled_splits(own, recipe.test_share), None if own.labels.plain else own.labels
     shape: DigraphShape = "connected" if recipe.shape == "connected" else digraph_shape(splits.train)
-    kept = {"name": own.name, "source": recipe.data, "graphs": len(data), "licence": recipe.data_licence, **about}
+    kept = {"name": own.name, **source_facts(recipe.data), "graphs": len(data), "licence": recipe.data_licence, **about}
     metadata = {"kind": "digraphs", "data": kept, "shape": shape, "labels": own.labels.to_json()}
     reference = DigraphReference(splits, shape, labels)
-    fresh = fresh_metrics(recipe.evaluation_samples, partial(evaluate, reference=reference), batch_size=40)
+
+    def measured(samples: Sequence[Any]) -> Mapping[str, float]:
+        return evaluate(samples, reference) | class_shares(samples)
+
+    fresh = fresh_metrics(recipe.evaluation_samples, measured, batch_size=40)
     shown = of_drawn_sizes(held_out, policy.node_counts)
     both = with_held_out(fresh, shown, recipe.pretrain.batch_size, draws=NOISY_DRAWS)
     return fit(policy, data, recipe, metadata=metadata, evaluate=both, resume=resume)

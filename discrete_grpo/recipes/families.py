@@ -97,7 +97,8 @@ class FileOptions:
     Attributes:
         reference: molecules that novelty is measured against, a SMILES file; of molecules in space an SDF or xyz
             file; of graphs a named set, an npz file of splits, or any file or folder of graphs.
-        shape: what makes a graph valid: planar, tree, sbm or connected; None takes that of the reference's name. Of directed
+        shape: what makes a graph valid: planar, tree, sbm or connected; None takes that of a named set, or of the
+            published ``planar.npz``, ``tree.npz`` and ``sbm.npz``, as the reference, and else connected. Of directed
             graphs dag or connected; None takes dag where the graphs of the reference are acyclic.
         smiles_column: name of the column of SMILES in the file; None finds it.
         reference_smiles_column: name of the column of SMILES in the reference; None finds it.

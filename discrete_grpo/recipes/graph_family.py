@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from contextlib import suppress
+from functools import cache, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, cast
@@ -22,6 +23,7 @@ from discrete_grpo.metrics.graph_classes import check_classes, class_shares
 from discrete_grpo.metrics.suite import SuiteOptions, SuiteResult
 from discrete_grpo.recipes.families import Columns, Family, FileOptions, innermost
 from discrete_grpo.recipes.graph_objects import lines_of
+from discrete_grpo.recipes.graph_sources import changed_source, shape_of, tell_no_reference
 from discrete_grpo.recipes.reward_kinds import check_kind
 from discrete_grpo.rewards.graph_views import GraphView
 from discrete_grpo.runs.report.graphs import render_graph
@@ -34,7 +36,6 @@ __all__ = [
     "load_reference",
     "own_options",
     "reference_of",
-    "shape_of",
     "view_of",
     "writers_of",
 ]
@@ -43,16 +44,6 @@ LINES = (".g6", ".d6", ".txt")
 """Endings of files of lines."""
 LOOKED_AT = 100
 """Number of cells of a column ``sample`` that are read to decide whether it holds graphs; a few short texts could be SMILES too."""
-
-
-def shape_of(name: str) -> Shape:
-    """Return the shape that a valid graph of a named set has, by the first part of the name.
-
-    >>> shape_of("planar-16"), shape_of("sbm"), shape_of("community-20")
-    ('planar', 'sbm', 'connected')
-    """
-    known: dict[str, Shape] = {"planar": "planar", "tree": "tree", "sbm": "sbm"}
-    return known.get(name.split("-")[0], "connected")
 
 
 def labels_of(metadata: Columns) -> Labels | None:
@@ -70,15 +61,14 @@ def labels_of(metadata: Columns) -> Labels | None:
 
 
 def reference_of(metadata: Columns) -> metrics.GraphReference | None:
-    """The set that a checkpoint was trained on, as a reference for its samples; None if it is no longer available."""
+    """The set that a checkpoint was trained on, as a reference for its samples; None, with a note, if it is no longer available."""
     data = metadata.get("data")
     if not isinstance(data, Mapping):
         return None
-    for source in (data.get("source"),) if "test_share" in data else (data.get("name"), data.get("source")):
-        try:
-            return _trained_on(str(source), data, metadata)
-        except (FileNotFoundError, ValueError, CheckpointError):
-            continue
+    if not changed_source(data):
+        with suppress(FileNotFoundError, ValueError, CheckpointError):
+            return _trained_on(str(data.get("source", data.get("name"))), data, metadata)
+    tell_no_reference(data)
     return None
 
 
@@ -114,7 +104,7 @@ def load_reference(options: FileOptions) -> metrics.GraphReference:
         else:
             own = _own(source, options)
             splits, labels = labelled_splits(own), None if own.labels.plain else own.labels
-    return metrics.GraphReference(splits, cast(Shape, options.shape) or shape_of(splits.name), labels=labels)
+    return metrics.GraphReference(splits, cast(Shape, options.shape) or shape_of(source), labels=labels)
 
 
 def view_of(labels: Labels | None) -> Callable[[Any, Any], GraphView]:
@@ -210,7 +200,7 @@ def _compare(samples: Sequence[Any], columns: Mapping[str, Sequence[Any]], optio
     samples = lines_of(samples, options, labels, "graphs")
     if labels is not None:
         check_classes(samples, labels)
-    shape = cast(Shape, options.shape) or shape_of("")
+    shape = cast(Shape, options.shape) or "connected"
     return metrics.evaluate(samples, reference, shape) | class_shares(samples)
 
 
@@ -229,9 +219,10 @@ def _measure(samples: Sequence[Any], options: FileOptions, settings: SuiteOption
 def graph_family(metadata: Columns) -> Family:
     """Graphs, measured against the set their policy was trained on."""
     shape, labels = metadata.get("shape", "connected"), labels_of(metadata)
+    reference = cache(lambda: reference_of(metadata))
 
     def evaluate(samples: Sequence[Any]) -> Mapping[str, float]:
-        return metrics.evaluate(samples, reference_of(metadata), shape) | class_shares(samples)
+        return metrics.evaluate(samples, reference(), shape) | class_shares(samples)
 
     return Family(
         name="graphs",

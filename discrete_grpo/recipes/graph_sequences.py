@@ -6,9 +6,8 @@ Samples are graph6 lines, with the names of the classes of nodes and edges where
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +26,14 @@ from discrete_grpo.domains.graph_sequences import PATTERN, GraphSequences, most_
 from discrete_grpo.domains.graph_validity import Shape
 from discrete_grpo.domains.named_graphs import Labels
 from discrete_grpo.domains.tokenizer import Tokenizer
+from discrete_grpo.metrics.graph_classes import class_shares
 from discrete_grpo.metrics.graphs import GraphReference, evaluate
 from discrete_grpo.models.gpt import GPT, GPTConfig
 from discrete_grpo.policies.decoded import DecodedPolicy
 from discrete_grpo.policies.tokens import TokenPolicy
 from discrete_grpo.policies.truncation import Truncation
 from discrete_grpo.recipes.fitting import fit, fresh_metrics
-from discrete_grpo.recipes.graph_family import shape_of
+from discrete_grpo.recipes.graph_sources import shape_of, source_facts
 from discrete_grpo.recipes.held_out import with_held_out
 from discrete_grpo.training.config import PretrainConfig
 
@@ -64,7 +64,8 @@ class PretrainGraphSequencesRecipe:
         evaluation_samples: graphs sampled at every checkpoint to log validity; 0 means none. The loss of held-out graphs,
             ``eval/test_loss``, is logged there too, in the same orders each time.
         data_licence: text kept with the checkpoint.
-        shape: the property that makes a graph valid: planar, tree, sbm or connected; None means that of the named set.
+        shape: the property that makes a graph valid: planar, tree, sbm or connected; None means that of a named set, that of
+            the published ``planar.npz``, ``tree.npz`` and ``sbm.npz``, and else connected.
         max_nodes: largest number of nodes of a graph of a file.
         max_bytes: largest size of a file, unpacked.
         node_attribute: of own graphs: attribute of nodes that holds their class; None takes the only one, and ``x`` of PyG data.
@@ -189,13 +190,17 @@ def run_pretrain_graph_sequences(recipe: PretrainGraphSequencesRecipe, *, resume
     data = _written(splits.train, policy, labels, recipe, recipe.orders)
     held_out = [graph for graph in splits.test if len(graph) <= most and most_tokens(graph, labels) <= longest]
     test = _written(held_out, policy, labels, recipe, min(recipe.orders, TEST_ORDERS)) if held_out else None
-    shape = recipe.shape or shape_of(splits.name)
-    kept = {"name": splits.name, "source": recipe.data, "graphs": len(data.graphs), "licence": recipe.data_licence, **again}
+    shape = recipe.shape or shape_of(recipe.data)
+    kept = {"name": splits.name, **source_facts(recipe.data), "graphs": len(data.graphs), "licence": recipe.data_licence, **again}
     metadata: dict[str, Any] = {"kind": "graphs", "data": kept, "shape": shape}
     if labels is not None:
         metadata["labels"] = labels.to_json()
     reference = GraphReference(splits, shape, labels=labels)
-    fresh = fresh_metrics(recipe.evaluation_samples, partial(evaluate, reference=reference), batch_size=40)
+
+    def measured(samples: Sequence[Any]) -> Mapping[str, float]:
+        return evaluate(samples, reference) | class_shares(samples)
+
+    fresh = fresh_metrics(recipe.evaluation_samples, measured, batch_size=40)
     both = with_held_out(fresh, test, config.batch_size)
     return fit(policy, data, recipe, metadata=metadata, evaluate=both, resume=resume)
 

@@ -5,7 +5,7 @@ Samples are graph6 lines, with the names of the classes of nodes and edges where
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -35,13 +35,14 @@ from discrete_grpo.domains.graph6 import MAX_NODES
 from discrete_grpo.domains.graph_validity import Shape
 from discrete_grpo.domains.graphs import GraphBatch
 from discrete_grpo.domains.named_graphs import batch_to_lines, lines_to_batch
+from discrete_grpo.metrics.graph_classes import class_shares
 from discrete_grpo.metrics.graphs import GraphReference, evaluate
 from discrete_grpo.models.graph_transformer import NetworkSizes
 from discrete_grpo.policies.graph import GraphPolicy
 from discrete_grpo.recipes.diffusion import DiffusionOptions, diffusion_policy
 from discrete_grpo.recipes.digraphs import run_pretrain_digraphs
 from discrete_grpo.recipes.fitting import fit, fresh_metrics
-from discrete_grpo.recipes.graph_family import shape_of
+from discrete_grpo.recipes.graph_sources import shape_of, source_facts
 from discrete_grpo.recipes.held_out import NOISY_DRAWS, no_larger, with_held_out
 from discrete_grpo.training.config import PretrainConfig
 
@@ -69,7 +70,8 @@ class PretrainGraphsRecipe(DiffusionOptions):
         evaluation_samples: graphs sampled at every checkpoint to log validity; 0 means none. The loss of held-out graphs,
             ``eval/test_loss``, is logged there too, with the same times and noise each time.
         data_licence: text kept with the checkpoint.
-        shape: the property that makes a graph valid: planar, tree, sbm or connected; None means that of the named set. Directed
+        shape: the property that makes a graph valid: planar, tree, sbm or connected; None means that of a named set, that of
+            the published ``planar.npz``, ``tree.npz`` and ``sbm.npz``, and else connected. Directed
             graphs are valid if they are acyclic and weakly connected, or weakly connected alone where the data has cycles.
         max_nodes: largest number of nodes of a graph of a file.
         max_bytes: largest size of a file, unpacked.
@@ -205,13 +207,17 @@ def run_pretrain_graphs(recipe: PretrainGraphsRecipe, *, network: nn.Module | No
         splits, data = _named_graphs(recipe)
         held_out = dataset_from_networkx(splits.test, splits.name) if splits.test else None
         policy = graph_policy(graph_statistics(data), chosen, recipe, seed=seed)
-    shape = recipe.shape or shape_of(splits.name)
-    kept = {"name": splits.name, "source": recipe.data, "graphs": len(data), "licence": recipe.data_licence, **about}
+    shape = recipe.shape or shape_of(recipe.data)
+    kept = {"name": splits.name, **source_facts(recipe.data), "graphs": len(data), "licence": recipe.data_licence, **about}
     metadata = {"kind": "graphs", "data": kept, "shape": shape}
     if labels is not None:
         metadata["labels"] = labels.to_json()
     reference = GraphReference(splits, shape, labels=labels)
-    fresh = fresh_metrics(recipe.evaluation_samples, partial(evaluate, reference=reference), batch_size=40)
+
+    def measured(samples: Sequence[Any]) -> Mapping[str, float]:
+        return evaluate(samples, reference) | class_shares(samples)
+
+    fresh = fresh_metrics(recipe.evaluation_samples, measured, batch_size=40)
     shown = None if held_out is None else no_larger(held_out, int(data.sizes.max()))
     both = with_held_out(fresh, shown, recipe.pretrain.batch_size, draws=NOISY_DRAWS)
     return fit(policy, data, recipe, metadata=metadata, evaluate=both, resume=resume)

@@ -192,7 +192,7 @@ def test_what_does_not_fit_is_refused_in_one_line(file: Path, tmp_path: Path) ->
     assert "(source key: " in refused("f", path=other)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").write_text("dear")
-    assert "holds other files, expected a new folder" in refused("mine")
+    assert "holds other files and no readable plan.json or manifest.json, expected a new folder" in refused("mine")
     assert "is a file, expected a folder to make" in refused("some.smi")
     assert "max_atoms: 1 leaves no molecule; sizes are 1 to 2" in refused(
         "g", ShardOptions("graphs", max_atoms=1), path=alone(tmp_path)
@@ -276,6 +276,19 @@ def test_damage_is_named_in_one_line_and_repaired(file: Path, folder: Path) -> N
     manifest.write_text(json.dumps({**json.loads(whole["manifest.json"]), "format": 2}))
     expected = "is of format 2 'smiles', expected 1 and smiles or graphs; make the folder again with 'discrete-grpo preprocess'"
     assert expected in refused()
+
+
+@pytest.mark.parametrize("text", [None, "", "{"])
+def test_a_lost_plan_is_taken_from_the_manifest(file: Path, folder: Path, text: str | None) -> None:
+    whole, plan = content(folder), folder / "plan.json"
+    plan.unlink()
+    if text is not None:
+        plan.write_text(text)
+    with pytest.raises(ValueError, match=r"begun with other data or options \(shard_lines: 60, given 70\)"):
+        build_shards(file, folder, ShardOptions(shard_lines=70), jobs=1)
+    (folder / "shard-00001.bin").unlink()  # is repaired too
+    build_shards(file, folder, ShardOptions(shard_lines=60), jobs=1)
+    assert content(folder) == whole
 
 
 def test_folders_of_another_kind(file: Path, folder: Path, tmp_path: Path) -> None:

@@ -187,9 +187,9 @@ def test_the_conditions_of_samples_are_written_after_the_other_columns(tmp_path:
     config = GRPOConfig(**SMALL, max_steps=2)
     GRPOTrainer(tiny_policy(), told, config, columns=conditions, run=tmp_path).train()
     table = read_samples(tmp_path / "samples.csv.gz")
-    assert list(table) == ["step", "group", "sample", "reward", "reward_told", "advantage", "number", "kind"]
+    assert list(table) == ["step", "group", "sample", "reward", "reward_told", "advantage", "number", "kind", "parts"]
     assert [float(number) for number in table["number"]] == [float(reward) for reward in table["reward"]]
-    assert {*zip(table["number"], table["kind"], strict=True)} == {("0.5", "a, b"), ("2", "")}
+    assert {*zip(table["number"], table["kind"], table["parts"], strict=True)} == {("0.5", "a, b", ""), ("2", "", "[1]")}
 
 
 @pytest.mark.parametrize(
