@@ -162,7 +162,7 @@ def test_a_row_of_other_settings_is_refused_and_not_mixed(tmp_path: Path) -> Non
 
     job = make_plan(request()).jobs[0]
     job.folder.mkdir(parents=True)
-    (job.folder / ROW).write_text(json.dumps({"conditions": job.conditions}))
+    (job.folder / ROW).write_text(json.dumps({**job.identity, "conditions": job.conditions}))
     assert len(make_plan(request()).done) == 1
     assert len(make_plan(request(suite=[CARBONS, OXYGENS], seeds=[0, 1])).done) == 1
     with pytest.raises(ValueError, match=r"budget was 100 and is 200.*or name another folder"):
