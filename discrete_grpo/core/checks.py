@@ -179,7 +179,8 @@ def check_choices(settings: object) -> None:
             raise ValueError(f"{name}: {value!r}, expected True or False")
         if any(get_origin(kind) is not Literal for kind in some) or (value is None and NoneType in kinds):
             continue
-        if value not in (choices := [choice for kind in some for choice in get_args(kind)]):
+        choices = [choice for kind in some for choice in get_args(kind)]
+        if not isinstance(value, str | int | float) or value not in choices:  # arrays cannot be compared so
             raise ValueError(f"{name}: {value!r}, expected one of {', '.join(map(str, choices))}")
 
 
@@ -257,7 +258,7 @@ def check_folder_name(name: str, value: object) -> None:
 
 def check_switch(name: str, value: object) -> None:
     """Raise ``ValueError`` unless ``value`` is True, False or ``auto``; numbers are none of these."""
-    if not (isinstance(value, bool) or value == "auto"):
+    if not (isinstance(value, bool) or (isinstance(value, str) and value == "auto")):
         raise ValueError(f"{name}: {value!r}, expected True, False or 'auto'")
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -10,9 +11,9 @@ import torch
 from discrete_grpo.core.checks import signature_of
 from discrete_grpo.core.error_place import error_place
 from discrete_grpo.core.interrupt import Interrupted
-from discrete_grpo.core.rollout import Context, Policy, Rollout
+from discrete_grpo.core.rollout import Context, Policy, Rollout, as_module
 
-__all__ = ["PolicyError", "check_sample", "draw"]
+__all__ = ["PolicyError", "check_sample", "draw", "evaluating"]
 
 
 class PolicyError(RuntimeError):
@@ -51,6 +52,18 @@ def draw(
     if (fault := _fault(found, contexts, added)) is not None:
         raise PolicyError(f"{name}: {fault}")
     return found
+
+
+@contextmanager
+def evaluating(policy: Policy) -> Iterator[None]:
+    """Context manager in which all modules of a policy are in eval mode, without dropout; afterwards each has its mode again."""
+    before = [(module, module.training) for module in as_module(policy).modules()]
+    as_module(policy).eval()
+    try:
+        yield
+    finally:
+        for module, training in before:
+            module.training = training
 
 
 def check_sample(policy: Any) -> None:

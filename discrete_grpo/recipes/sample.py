@@ -15,7 +15,7 @@ from discrete_grpo.core.atomic import atomic_write
 from discrete_grpo.core.checks import LAST_SEED, check_whole
 from discrete_grpo.core.condition_cells import condition_cells
 from discrete_grpo.core.description import description
-from discrete_grpo.core.drawing import draw
+from discrete_grpo.core.drawing import draw, evaluating
 from discrete_grpo.core.option_names import check_keywords
 from discrete_grpo.core.rollout import Context, as_module
 from discrete_grpo.datasets.text_files import suffix_of
@@ -79,7 +79,8 @@ def sample(
         check_read(loaded.policy, found, scaffolds=loaded.family.scaffolds(loaded.policy))
         drawn, found = loaded.policy, prepare_columns(loaded, found)
     else:
-        drawn = with_sampler(policy, options or SamplerOptions())
+        with evaluating(policy):  # which other options would leave a network of the caller's in
+            drawn = with_sampler(policy, options or SamplerOptions())
         found = _prepared(drawn, found)
     return sample_policy(moved(drawn, device), n, seed=seed, batch_size=batch_size, columns=found)[0]
 
@@ -120,7 +121,7 @@ def moved(policy: Any, device: str | torch.device | None) -> Any:
 def sample_policy(
     policy: Any, count: int, *, seed: int = 0, batch_size: int = 256, columns: Sequence[Columns] | None = None
 ) -> tuple[list[Any], dict[str, list[Any]]]:
-    """``count`` samples, each a group of its own, and their condition columns; the conditions take turns.
+    """``count`` samples in eval mode, each a group of its own, and their condition columns; the conditions take turns.
 
     Raises:
         ValueError: if ``count`` or ``batch_size`` is less than 1, or ``seed`` less than 0, or there are columns and none of them.
@@ -131,7 +132,7 @@ def sample_policy(
     generator = torch.Generator(device_of(policy)).manual_seed(seed)
     samples: list[Any] = []
     found: dict[str, list[Any]] = {}
-    with progress("sampling", count) as bar:
+    with evaluating(policy), progress("sampling", count) as bar:
         while len(samples) < count:
             rows = range(len(samples), min(count, len(samples) + batch_size))
             contexts = [Context(k, columns[k % len(columns)] if columns else {}) for k in rows]

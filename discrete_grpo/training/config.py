@@ -21,16 +21,19 @@ BY_FUNCTION = ("callbacks", "callback", "eval_steps", "eval_strategy", "eval_eve
 
 def _check_auto(config: GRPOConfig, name: str, *, least: int) -> None:
     """Check a field that is a number or ``auto``."""
-    if getattr(config, name) != "auto":
-        if isinstance(getattr(config, name), str):
-            raise ValueError(f"{name}: {getattr(config, name)!r}, expected a whole number, at least {least}, or 'auto'")
+    value = getattr(config, name)
+    if not isinstance(value, str):
         check_fields(config, name, least=least)
+    elif value != "auto":
+        raise ValueError(f"{name}: {value!r}, expected a whole number, at least {least}, or 'auto'")
 
 
 def _check_best(config: GRPOConfig | PretrainConfig) -> None:
     """Check that settings of the best checkpoint come with a metric."""
     if config.metric_for_best_model is not None:
         check_text("metric_for_best_model", config.metric_for_best_model, "the name of a metric")
+        if not config.metric_for_best_model:
+            raise ValueError("metric_for_best_model: '', expected the name of a metric, or None")
     for name in ("greater_is_better", "load_best_model_at_end"):
         if config.metric_for_best_model is None and getattr(config, name):
             raise ValueError(f"{name}: {getattr(config, name)}, expected metric_for_best_model to say what is compared")

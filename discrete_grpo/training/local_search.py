@@ -12,11 +12,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from discrete_grpo.core.advantages import sum_rewards
-from discrete_grpo.core.checks import check_range, check_whole
-from discrete_grpo.core.drawing import draw
+from discrete_grpo.core.checks import check_function, check_range, check_whole
+from discrete_grpo.core.drawing import draw, evaluating
 from discrete_grpo.core.reward_arguments import reward_list
 from discrete_grpo.core.rollout import Context, Policy, Reward
-from discrete_grpo.core.scoring import Accounts, BudgetExhausted, score_samples
+from discrete_grpo.core.scoring import Accounts, BudgetExhausted, score_samples, shown_value
+from discrete_grpo.training.compatibility import check_observers
 from discrete_grpo.training.elites import EliteBuffer
 
 __all__ = ["SearchResult", "local_search"]
@@ -95,7 +96,7 @@ def local_search(
 ) -> SearchResult:
     """Search around the best samples: each round re-noises them to ``time``, regenerates, scores and keeps the best unique.
 
-    The policy does not change. Round 0 draws population · children samples from noise.
+    The policy does not change, and draws in eval mode. Round 0 draws population · children samples from noise.
 
     Args:
         policy: policy that can start from finished samples (:class:`~discrete_grpo.core.rollout.Refinable`).
@@ -116,6 +117,8 @@ def local_search(
         ValueError: if the policy cannot start from a finished sample, or for an argument out of its range.
     """
     _check_sizes(rounds, population, children, batch_size, keep)
+    _check_parts(columns, reward_weights, generator, on_round)
+    check_observers(None, ledger, None)
     rewards: list[Reward] = reward_list(reward_funcs)
     if reward_weights is not None and len(reward_weights) != len(rewards):
         raise ValueError(f"reward_weights: {len(reward_weights)} weights, expected one per reward ({len(rewards)})")
@@ -125,9 +128,10 @@ def local_search(
     given = dict(columns or {})
     worker = _Round(policy, rewards, weights, frozenset(given), batch_size, generator, ledger)
     found = None
-    for found in _searched(worker, EliteBuffer(policy, keep or population, time), given, rounds, population, children):
-        if on_round is not None:
-            on_round(found)
+    with evaluating(policy):
+        for found in _searched(worker, EliteBuffer(policy, keep or population, time), given, rounds, population, children):
+            if on_round is not None:
+                on_round(found)
     return cast(SearchResult, found)  # the first draw gives one
 
 
@@ -136,6 +140,17 @@ def _check_sizes(rounds: int, population: int, children: int, batch_size: int, k
     for name, value in {"population": population, "children": children, "batch_size": batch_size}.items():
         check_whole(name, value, least=1)
     check_whole("keep", population if keep is None else keep, least=population)
+
+
+def _check_parts(columns: object, reward_weights: object, generator: object, on_round: object) -> None:
+    if columns is not None and not isinstance(columns, Mapping):
+        raise ValueError(f"columns: {shown_value(columns)}, expected a mapping of conditions, such as {{'num_nodes': 9}}, or None")
+    if reward_weights is not None and (isinstance(reward_weights, str) or not isinstance(reward_weights, Sequence)):
+        raise ValueError(f"reward_weights: {shown_value(reward_weights)}, expected a list of one number per reward, or None")
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise ValueError(f"generator: {shown_value(generator)}, expected a torch.Generator, or None")
+    if on_round is not None:
+        check_function("on_round", on_round, "the result so far", 1)
 
 
 def _searched(

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 
 from discrete_grpo.core.checks import check_choices, check_fields, check_range, check_text, check_whole, did_you_mean
@@ -106,6 +107,7 @@ class Settings:
         ({"kind": "c"}, "kind: 'c', expected one of a, b"),
         ({"kind": None}, "kind: None, expected one of a, b"),
         ({"other": "a"}, "other: 'a', expected one of c"),
+        ({"kind": np.ones(2)}, "kind: array([1., 1.]), expected one of a, b"),
     ],
 )
 def test_fields_are_checked_by_their_types(given: dict[str, Any], said: str) -> None:
