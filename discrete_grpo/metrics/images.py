@@ -56,7 +56,7 @@ def evaluate(
 
     Args:
         samples: images of one size or None.
-        labels: the requested class of each image; None omits ``class_diversity``.
+        labels: the requested class of each image, None or empty for one without; None omits ``class_diversity``.
         reference: images as the decoder draws the training set; None leaves ``novel`` out.
         seed: of the draw for ``diversity``.
 
@@ -75,7 +75,8 @@ def evaluate(
         if len(labels) != len(samples):
             raise ValueError(f"labels: {len(labels)}, expected one per sample ({len(samples)})")
         own = [label.item() if hasattr(label, "item") else label for label in labels]  # tensors are compared by identity
-        known = [[s for s, one in zip(samples, own, strict=True) if one == c] for c in dict.fromkeys(own)]
+        classes = [label for label in dict.fromkeys(own) if label not in (None, "")]
+        known = [[s for s, one in zip(samples, own, strict=True) if one == c] for c in classes]
         within = [x for x in (diversity(part, seed=seed) for part in known) if not math.isnan(x)]
         found["class_diversity"] = sum(within) / len(within) if within else math.nan
     inks = [sum(image.levels) / (255 * len(image.levels)) for image in valid]
