@@ -234,3 +234,9 @@ def test_labels_may_be_tensors() -> None:
         images_metrics.evaluate(images, labels=labels)["class_diversity"] for labels in (list(torch.tensor(named)), named)
     )
     assert given == wanted
+
+
+def test_images_without_a_label_are_no_class() -> None:
+    images = [Image(2, 2, bytes([k, 0, 255, 9 * k])) for k in range(8)]
+    found = images_metrics.evaluate(images, labels=[0, 0, "a", "a", None, None, "", ""])["class_diversity"]
+    assert found == images_metrics.evaluate(images[:4], labels=[0, 0, "a", "a"])["class_diversity"]
