@@ -60,7 +60,7 @@ class Elite:
 
 
 class EliteBuffer:
-    """The best unique samples seen, best first; ties go to the older one.
+    """The best samples seen, best first, each text once: a relabelled graph is another one. Ties go to the older one.
 
     Args:
         policy: policy that makes the restarts.
