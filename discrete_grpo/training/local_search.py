@@ -147,7 +147,7 @@ def _check_parts(columns: object, reward_weights: object, generator: object, on_
         raise ValueError(f"columns: {shown_value(columns)}, expected a mapping of conditions, such as {{'num_nodes': 9}}, or None")
     if reward_weights is not None and (isinstance(reward_weights, str) or not isinstance(reward_weights, Sequence)):
         raise ValueError(f"reward_weights: {shown_value(reward_weights)}, expected a list of one number per reward, or None")
-    if generator is not None and not isinstance(generator, torch.Generator):
+    if generator is not None and not callable(getattr(generator, "get_state", None)):
         raise ValueError(f"generator: {shown_value(generator)}, expected a torch.Generator, or None")
     if on_round is not None:
         check_function("on_round", on_round, "the result so far", 1)
