@@ -25,7 +25,7 @@ from benchmarks.common import ROOT
 from benchmarks.fault_rewards import FAULT, SAMPLE
 from discrete_grpo import cli
 from discrete_grpo.cli import commands
-from discrete_grpo.domains import molecule_properties, molecules
+from discrete_grpo.domains import molecule_properties, smiles
 from discrete_grpo.training.trainer import GRPOTrainer
 
 __all__ = [
@@ -188,7 +188,7 @@ def warm_up() -> None:
     """Load what a run needs, so that runs forked from here start at once; no tensor is computed with."""
     commands.recipe_of("train")
     __import__("torch._dynamo")
-    methane = molecules.parse("C")
+    methane = smiles.parse("C")
     assert methane is not None
     molecule_properties.sa_score(methane)
 
