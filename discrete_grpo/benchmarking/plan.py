@@ -285,7 +285,7 @@ def _has_entries(folder: Path) -> bool:
 
 
 def no_benchmark(folder: Path) -> str:
-    """One line about a folder whose description of the benchmark cannot be read, with a way to restore it."""
+    """Error message for a folder without a readable ``benchmark.json``, with a way to restore the file."""
     told = f"{PLAN} is {'damaged' if (folder / PLAN).exists() else 'missing'}"
     if not _has_rows(folder):
         return f"output_dir: {folder} holds no benchmark ({told})"

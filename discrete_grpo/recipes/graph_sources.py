@@ -1,4 +1,4 @@
-"""The graphs that a policy was trained on: what a checkpoint keeps of their source, and whether it is still the same."""
+"""The source of the graphs that a policy was trained on: metadata of checkpoints, and whether its content is still the same."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def shape_of(source: str) -> Shape:
 
 
 def source_facts(source: str) -> dict[str, Any]:
-    """What a checkpoint keeps of the source of its training graphs: its name, and the digest of a file or folder."""
+    """Metadata about the source of training graphs: its name and, for a file or folder, the digest of its content."""
     return {"source": source} if source in NAMED_SETS else {"source": source, "digest": _digest(source)}
 
 

@@ -10,7 +10,7 @@ import torch
 
 from discrete_grpo.core.rollout import Policy, is_scorer
 from discrete_grpo.testing.case import SHIFT, Case, Measured, Skip, with_other_weights
-from discrete_grpo.testing.probability import RARE
+from discrete_grpo.testing.probability import RARE, rarity
 
 __all__ = ["kl_mean"]
 
@@ -49,7 +49,8 @@ def kl_mean(case: Case) -> Measured | Skip:
     """E_π[log π(a) - log π_ref(a) - KL(π ‖ π_ref)] = 0 over the sites of a step; the error is -log10 of the p-value.
 
     Given the state before a step the expectation is 0, so the sum over draws is that of a martingale; it is divided by the root of
-    its sum of squares. Scores of a policy's own are measured on all draws, tables, whose KL this package computes, on some.
+    its sum of squares. A :class:`~discrete_grpo.core.rollout.Scorer` is measured on all draws, and a policy with
+    tables, whose KL this package computes, on some.
     """
     if _is_surrogate(case.policy):
         return Skip("scores are declared a surrogate")
@@ -71,7 +72,7 @@ def _measured(case: Case, reference: Policy) -> Measured:
         total, squares = total + float(off.sum()), squares + float(off.square().sum())
         count, size = count + int(own.mask.sum()), size + float(own.kl[own.mask].sum())
     z = abs(total) / math.sqrt(squares) if squares > 0 else 0.0
-    error = -math.log10(max(math.erfc(z / math.sqrt(2)), 1e-300)) + 0.0
+    error = rarity(math.erfc(z / math.sqrt(2)))
     note = f"per site KL {size / max(count, 1):.2g}, mean log-ratio {(size + total) / max(count, 1):.2g}"
     hint = "; a bound or an estimate declares surrogate = True" if error > RARE and is_scorer(case.policy) else ""
     return Measured(error, RARE, note + hint)

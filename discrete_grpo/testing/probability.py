@@ -16,7 +16,17 @@ from discrete_grpo.core.precision import widen
 from discrete_grpo.core.rollout import Rollout, is_scorer
 from discrete_grpo.testing.case import LOG_PROB_TOLERANCE, ROUND, Case, Measured, Skip, claims, gap
 
-__all__ = ["calibration", "frequencies", "gaussian_sites", "probabilities", "probabilities_bf16", "shapes", "total_mass"]
+__all__ = [
+    "RARE",
+    "calibration",
+    "frequencies",
+    "gaussian_sites",
+    "probabilities",
+    "probabilities_bf16",
+    "rarity",
+    "shapes",
+    "total_mass",
+]
 
 RARE = 4.0
 """-log10 of the smallest p-value that passes."""
@@ -245,10 +255,11 @@ def frequencies(case: Case) -> Measured | Skip:
     if free == 0:
         return Skip(f"{case.samples} samples fill no two cells")
     p = float(torch.special.gammaincc(torch.tensor(free / 2, dtype=torch.float64), torch.tensor(square / 2, dtype=torch.float64)))
-    return Measured(_rarity(p), RARE, f"{case.samples} draws: chi2 {square:.0f}, {free} degrees of freedom, p {p:.2g}")
+    return Measured(rarity(p), RARE, f"{case.samples} draws: chi2 {square:.0f}, {free} degrees of freedom, p {p:.2g}")
 
 
-def _rarity(p: float) -> float:
+def rarity(p: float) -> float:
+    """-log10 of a p-value, at most 300."""
     return -math.log10(min(1.0, max(p, 1e-300))) + 0.0
 
 
@@ -320,4 +331,4 @@ def calibration(case: Case) -> Measured | Skip:
         return Skip(f"{case.samples} samples are too few")
     z = float((off[normal] / var[normal].sqrt()).max())
     p = count * math.erfc(z / math.sqrt(2))
-    return Measured(_rarity(p), RARE, f"{case.samples} draws: largest of {count} z-scores {z:.1f}")
+    return Measured(rarity(p), RARE, f"{case.samples} draws: largest of {count} z-scores {z:.1f}")

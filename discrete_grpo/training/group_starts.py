@@ -21,10 +21,10 @@ class GroupStart:
 
     Attributes:
         columns: columns of the contexts of the group.
-        asked: names of the columns of all conditions, also of other groups.
         origin: number of its condition; None without conditions.
         added: names of the columns that do not belong to its condition: those of a restart, and a size that was dealt to it.
         refined: whether it starts from an elite.
+        asked: names of the columns of all conditions, also of other groups.
     """
 
     columns: Mapping[str, Any]

@@ -1,4 +1,4 @@
-"""What is kept in the folder of a benchmark after files of it, or of its tasks, were edited, damaged, renamed or lost."""
+"""Benchmarks that go on after files of their folder or of their tasks were edited, damaged, renamed or lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What counts as a molecule."""
+"""Parsing of SMILES: which texts are valid molecules."""
 
 import pytest
 

@@ -23,7 +23,7 @@ PATHS = tuple(nx.path_graph(n) for n in (3, 4, 5, 3, 4, 5))
 
 
 def metadata_of(folder: Path, data: str) -> dict[str, Any]:
-    """What the checkpoint of one update on a file keeps."""
+    """Metadata of a checkpoint after one update on the graphs of a file."""
     recipe = PretrainGraphsRecipe(
         data=data,
         output_dir=str(folder),
