@@ -11,7 +11,7 @@ import torch
 
 from discrete_grpo.core.checks import LAST_SEED, check_fields, check_range
 from discrete_grpo.core.processes import check_one_process
-from discrete_grpo.core.reward_arguments import check_some
+from discrete_grpo.core.reward_arguments import check_some, reward_names
 from discrete_grpo.core.rollout import is_refinable
 from discrete_grpo.core.scoring import take_failures
 from discrete_grpo.recipes.conditions import prepare_columns, tell_unread
@@ -108,6 +108,7 @@ def _search(recipe: SearchRecipe, resume: bool) -> SearchResult:
     family.check_rewards(loaded.policy, rewards)
     conditions = prepare_columns(loaded, None if recipe.columns is None else [recipe.columns])
     tell_unread(loaded.policy, conditions, scaffolds=family.scaffolds(loaded.policy))
+    names = reward_names(rewards)
     before = _rounds_before(folder) if resume else 0  # the existing files are better until then
     budget: dict[str, Any] = {"max_oracle_calls": recipe.max_oracle_calls, "reward_cache": recipe.reward_cache}
     failures = FailureLog(folder)
@@ -117,7 +118,7 @@ def _search(recipe: SearchRecipe, resume: bool) -> SearchResult:
         def after_round(best: SearchResult) -> None:
             failures.add(len(best.history) - 1, take_failures(scored))
             if len(best.history) >= before:
-                _write(folder, family, recipe.policy, best, ledger.calls)
+                _write(folder, family, recipe.policy, best, ledger.calls, names)
 
         found = local_search(
             policy,
@@ -133,7 +134,7 @@ def _search(recipe: SearchRecipe, resume: bool) -> SearchResult:
             on_round=after_round,
         )
         calls, spent = ledger.calls, ledger.exhausted
-    _write(folder, family, recipe.policy, found, calls)
+    _write(folder, family, recipe.policy, found, calls, names)
     _finish(folder, family, found, calls, recipe.max_oracle_calls if spent else None)
     return found
 
@@ -146,13 +147,12 @@ def _rounds_before(folder: Path) -> int:
         return 0
 
 
-def _write(folder: Path, family: Family, policy: str, found: SearchResult, calls: int) -> None:
-    """Write the best samples and the rounds so far."""
-    table: dict[str, Sequence[Any]] = {
-        family.column: as_text(found.samples),
-        "reward": list(found.rewards),
-        **family.table(found.samples),
-    }
+def _write(folder: Path, family: Family, policy: str, found: SearchResult, calls: int, names: Sequence[str]) -> None:
+    """Write the best samples and the rounds so far; several rewards have a column each beside that of their sum."""
+    table: dict[str, Sequence[Any]] = {family.column: as_text(found.samples), "reward": list(found.rewards)}
+    if len(names) > 1:
+        table |= {f"reward_{name}": [row[k] for row in found.scores] for k, name in enumerate(names)}
+    table |= family.table(found.samples)
     write_table(folder / "best.csv.gz", table)
     about = {"policy": policy, "drawn": found.drawn, "oracle_calls": calls, "history": list(map(dict, found.history))}
     write_json(folder / SEARCH, about)

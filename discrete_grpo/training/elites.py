@@ -50,6 +50,7 @@ class Elite:
         restart: columns that make the policy start from it.
         origin: number of the condition it was drawn under; None without conditions.
         sample: the sample; None if the buffer was read from a checkpoint.
+        scores: value of each reward, where it was given; empty if the buffer was read from a checkpoint.
     """
 
     key: str
@@ -57,6 +58,7 @@ class Elite:
     restart: Mapping[str, Any]
     origin: int | None = None
     sample: Any = None
+    scores: tuple[float, ...] = ()
 
 
 class EliteBuffer:
@@ -79,21 +81,34 @@ class EliteBuffer:
         self.policy, self.size, self.time = policy, size, time
         self.kept: list[Elite] = []
 
-    def add(self, rollout: Rollout, reward: Float[Tensor, " batch"], origin: Sequence[int | None]) -> int:
+    def add(
+        self,
+        rollout: Rollout,
+        reward: Float[Tensor, " batch"],
+        origin: Sequence[int | None],
+        scores: Float[Tensor, "batch reward"] | None = None,
+    ) -> int:
         """Add the samples of a rollout that are among the best; unknown rewards (NaN) and invalid samples (None) are skipped.
+
+        Args:
+            rollout: the samples.
+            reward: their total rewards.
+            origin: number of the condition of each; None without conditions.
+            scores: value of each reward, to be kept beside the total.
 
         Returns:
             The number of samples that entered.
         """
         least = self.kept[-1].reward if len(self.kept) == self.size else -math.inf
-        scores = reward.tolist()
-        rows = [b for b, r in enumerate(scores) if r == r and r > least and rollout.samples[b] is not None]
+        totals = reward.tolist()
+        rows = [b for b, r in enumerate(totals) if r == r and r > least and rollout.samples[b] is not None]
         before = {elite.key for elite in self.kept}
         if not rows:
             return 0
         restarts = self.policy.restarts(rollout, torch.tensor(rows, device=rollout.group.device), self.time)
+        parts = [()] * len(totals) if scores is None else [tuple(row) for row in scores.tolist()]
         found = [
-            Elite(_key(rollout.samples[b], columns, origin[b]), scores[b], columns, origin[b], rollout.samples[b])
+            Elite(_key(rollout.samples[b], columns, origin[b]), totals[b], columns, origin[b], rollout.samples[b], parts[b])
             for b, columns in zip(rows, restarts, strict=True)
         ]
         self.kept = best_unique(((e.key, e.reward, e) for e in [*self.kept, *found]), self.size)

@@ -32,11 +32,13 @@ class SearchResult:
         rewards: their total rewards.
         history: one line per round: ``round`` (0 is the first draw), ``drawn`` so far, ``best``, ``mean`` of the population,
             ``reward`` (mean of the samples of the round) and ``entered``, the number of samples that entered the buffer.
+        scores: value of each reward per sample, without its weight.
     """
 
     samples: tuple[Any, ...]
     rewards: tuple[float, ...]
     history: tuple[Mapping[str, float], ...] = field(default_factory=tuple)
+    scores: tuple[tuple[float, ...], ...] = ()
 
     @property
     def drawn(self) -> int:
@@ -65,8 +67,9 @@ class _Round:
             added = {name for columns in part for name in columns} - self.columns
             rollout = draw(self.policy, [Context(b, c) for b, c in enumerate(part)], generator=self.generator, added=added)
             seen = {name: value for name, value in rollout.columns.items() if name in self.columns}
-            total = sum_rewards(self._score(rollout.samples, seen), self.weights)
-            entered += buffer.add(rollout, total, [None] * len(rollout))
+            scores = self._score(rollout.samples, seen)
+            total = sum_rewards(scores, self.weights)
+            entered += buffer.add(rollout, total, [None] * len(rollout), scores)
             totals += [r for r in total.tolist() if r == r]
         return totals, entered
 
@@ -166,7 +169,10 @@ def _searched(
         top = [elite.reward for elite in buffer.kept[:population]]
         line = {"best": max(top, default=math.nan), "mean": _mean(top), "reward": _mean(totals)}
         history.append({"round": k, "drawn": drawn, **line, "entered": entered})
-        yield SearchResult(tuple(e.sample for e in buffer.kept), tuple(e.reward for e in buffer.kept), tuple(history))
+        kept = buffer.kept
+        yield SearchResult(
+            tuple(e.sample for e in kept), tuple(e.reward for e in kept), tuple(history), tuple(e.scores for e in kept)
+        )
         starts = [{**given, **elite.restart} for elite in buffer.kept[:population] for _ in range(children)] or starts
         if worker.ledger is not None and worker.ledger.exhausted:
             return

@@ -172,6 +172,20 @@ def test_local_search_writes_what_it_found(planar: Path, tmp_path: Path) -> None
     assert kept == {name: (tmp_path / "run" / name).read_bytes() for name in kept}  # one round is less than what was there
 
 
+def test_a_search_for_several_rewards_writes_each(planar: Path, tmp_path: Path) -> None:
+    def half(samples: list[str], **columns: Any) -> list[float]:
+        return [value / 2 for value in edges(samples, **columns)]
+
+    found = run_search(SearchRecipe(str(planar), [edges, half], str(tmp_path), rounds=1, population=3, children=4))
+    table = {name: [float(x) for x in column] for name, column in read_samples(tmp_path / "best.csv.gz").items() if name != "graph"}
+    graphs = read_samples(tmp_path / "best.csv.gz")["graph"]
+    assert table["reward_edges"] == edges(graphs)
+    assert table["reward_half"] == half(graphs)
+    assert (
+        table["reward"] == [a + b for a, b in zip(table["reward_edges"], table["reward_half"], strict=True)] == list(found.rewards)
+    )
+
+
 @pytest.mark.parametrize("name", ["a.gml", "a.jsonl", "a.edgelist.gz", "a.pt", "a.tsv", "a.sdf", "a.smi", "a"])
 def test_an_ending_that_graphs_do_not_have_is_refused_before_drawing(planar: Path, tmp_path: Path, name: str) -> None:
     out = tmp_path / name
