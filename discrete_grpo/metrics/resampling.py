@@ -102,7 +102,7 @@ def interval(statistic: Statistic, resamples: int, seed: int = 0, *, level: floa
     if not np.isfinite(found).all():
         return math.nan, math.nan
     deviations = (found - found.mean()) * math.sqrt(m / (n - m))
-    low, high = np.quantile(deviations, [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.quantile(deviations, [(1 - level) / 2, (1 + level) / 2], method="weibull")  # others are too narrow
     return max(statistic.least, value + float(low)), min(statistic.most, value + float(high))
 
 

@@ -53,6 +53,7 @@ class TokenPolicy(nn.Module):
     """
 
     drawable: Tensor
+    special: Tensor
 
     def __init__(
         self,
@@ -95,6 +96,9 @@ class TokenPolicy(nn.Module):
             raise ValueError("only: no tokens, expected at least one or None")
         self._drawn = frozenset(drawable.nonzero()[:, 0].tolist())  # on the host
         self.register_buffer("drawable", drawable, persistent=False)
+        special = torch.zeros_like(drawable)
+        special[[PAD, BOS, MASK]] = True
+        self.register_buffer("special", special, persistent=False)
 
     @property
     def device(self) -> torch.device:
@@ -285,7 +289,10 @@ class TokenPolicy(nn.Module):
     def likelihood_loss(
         self, batch: TokenBatch, *, generator: torch.Generator | None = None, share: BatchShare = WHOLE
     ) -> dict[str, Tensor]:
-        """-log p_θ(x | c) per token, EOS counted and padding not, at temperature 1 over the alphabet, or what the grammar allows.
+        """-log p_θ(x | c) per token, EOS counted and padding not, at temperature 1.
+
+        As in drawing, p_θ is the softmax over the tokens of the alphabet and EOS, or those of them that the grammar allows: the
+        logits of PAD, BOS and MASK, of which imported networks have copies of other tokens', do not count.
 
         Raises:
             ValueError: as :meth:`check_batch`, for a batch on the CPU.
@@ -301,8 +308,7 @@ class TokenPolicy(nn.Module):
         legal, read = (None, {}) if self.grammar is None else self._along(targets)
         logits = self.network(inputs, *given, **read)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        if legal is not None:
-            logits = logits.masked_fill(~legal, -torch.inf)
+        logits = logits.masked_fill(self.special if legal is None else self.special | ~legal, -torch.inf)
         (loss,) = share.means(cross_entropy(logits, targets, targets != PAD))
         return {"loss": loss, "tokens": tokens}
 

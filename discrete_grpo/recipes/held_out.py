@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from discrete_grpo.core.batch_share import Mean
 from discrete_grpo.datasets.listed_graphs import split_rows
 from discrete_grpo.recipes.fitting import Measure
 from discrete_grpo.training.pretrain import Dataset
@@ -112,22 +114,51 @@ def with_held_out(measure: Measure | None, held_out: Dataset | None, batch_size:
     return both
 
 
+@dataclass(frozen=True)
+class _AllPasses:
+    """The share of a pass in a data set that is computed in passes: means are over the sites of all passes so far.
+
+    Attributes:
+        so_far: sum over sites and number of sites, one of each per term of the loss.
+    """
+
+    so_far: list[tuple[float, float]] = field(default_factory=list)
+
+    @property
+    def own(self) -> slice:
+        """All rows of a pass."""
+        return slice(None)
+
+    def means(self, *own: Mean) -> tuple[Tensor, ...]:
+        """The means over all passes."""
+        self.so_far.extend([(0.0, 0.0)] * (len(own) - len(self.so_far)))
+        for k, (mean, count) in enumerate(own):
+            total, number = self.so_far[k]
+            self.so_far[k] = total + float(mean) * float(count), number + float(count)
+        return tuple(mean.new_tensor(total / max(number, 1.0)) for (mean, _), (total, number) in zip(own, self.so_far, strict=True))
+
+
 @torch.no_grad()
 def held_out_loss(policy: Any, data: Dataset, batch_size: int, *, draws: int = 1, seed: int = 42) -> float:
-    """Mean of the policy's ``likelihood_loss`` over samples that it was not trained on.
+    """The policy's ``likelihood_loss`` of samples that it was not trained on.
+
+    It is that of one batch of all samples: its terms are means over the tokens, nodes or pairs of all of them, however many passes
+    they take. Of a policy whose ``likelihood_loss`` has no argument ``share`` it is the mean of the passes, weighed by their numbers of
+    samples.
 
     Args:
         policy: a policy with ``likelihood_loss``.
         data: the samples.
-        batch_size: number of samples of a pass.
+        batch_size: number of samples of a pass; which times, noise and hidden conditions a sample gets depends on it.
         draws: least number of losses that the mean is of; fewer samples are taken several times, with other times and noise.
         seed: random seed of times and noise, which are the same in every call.
     """
     device = next(policy.parameters()).device
     generator = torch.Generator(device).manual_seed(seed)
     rows = torch.arange(len(data)).repeat(-(-draws // len(data)))
-    total = 0.0
+    share = {"share": _AllPasses()} if "share" in inspect.signature(policy.likelihood_loss).parameters else {}
+    loss, total = 0.0, 0.0
     for part in rows.split(batch_size):
-        loss = policy.likelihood_loss(data.batch(part).to(device), generator=generator)["loss"]
-        total += float(loss) * len(part)
-    return total / len(rows)
+        loss = float(policy.likelihood_loss(data.batch(part).to(device), generator=generator, **share)["loss"])
+        total += loss * len(part)
+    return loss if share else total / len(rows)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from discrete_grpo import Context, Rollout, group_contexts, score_sites
-from discrete_grpo.domains.tokenizer import BOS, EOS, NUM_SPECIAL, PAD, Property, TokenBatch, Tokenizer
+from discrete_grpo.domains.tokenizer import BOS, EOS, MASK, NUM_SPECIAL, PAD, Property, TokenBatch, Tokenizer
 from discrete_grpo.models.gpt import GPT, GPTConfig
 from discrete_grpo.policies.tokens import TokenPolicy
 from discrete_grpo.policies.truncation import Truncation
@@ -122,10 +122,17 @@ def test_likelihood_is_minus_the_log_probability_a_token() -> None:
     space = every_text(policy, {"core": "abc", "p": 3.0}).index(torch.tensor([0, 2, 7, 40]))
     batch = TokenBatch(space.states["tokens"].long(), space.states["prompt"].long(), space.states["properties"])
     loss = policy.likelihood_loss(batch)["loss"]
-    inputs = torch.cat([torch.full((4, 1), BOS), batch.tokens[:, :-1]], 1)
-    logp = policy.network(inputs, batch.prompt, batch.properties).log_softmax(-1)
-    exact = -logp.gather(-1, batch.tokens[..., None])[..., 0][space.units.bool()].mean()
+    exact = -score_sites(policy.sites(space)).logp[..., 0][space.units.bool()].mean()
     torch.testing.assert_close(loss, exact, rtol=0, atol=1e-12)
+
+
+def test_logits_of_special_tokens_do_not_count_in_the_likelihood() -> None:
+    policy = token_policy()
+    batch = TokenBatch(torch.tensor([[4, 5, EOS], [6, EOS, PAD]]))
+    loss = policy.likelihood_loss(batch)["loss"]
+    special, high = torch.tensor([PAD, BOS, MASK]), torch.full((2, 3, 3), 9.0).double()
+    policy.network.register_forward_hook(lambda module, given, logits: logits.index_copy(-1, special, high))
+    assert torch.equal(policy.likelihood_loss(batch)["loss"], loss)
 
 
 def test_conditions_are_hidden_in_training_at_the_rate_asked_for() -> None:

@@ -18,6 +18,7 @@ from discrete_grpo.datasets.spatial import conformers, spatial_statistics
 from discrete_grpo.datasets.spatial_fields import fits, spatial_graphs
 from discrete_grpo.datasets.synthetic_graphs import dataset_from_networkx
 from discrete_grpo.domains.spatial_molecules import smiles_of
+from discrete_grpo.domains.tokenizer import EOS, PAD, TokenBatch
 from discrete_grpo.models.equivariant import EquivariantSizes
 from discrete_grpo.models.graph_transformer import NetworkSizes
 from discrete_grpo.recipes import pretrain as recipes
@@ -30,6 +31,7 @@ from discrete_grpo.recipes.spatial import PretrainSpatialRecipe, split_molecules
 from discrete_grpo.runs.checkpoint import load_metadata
 from discrete_grpo.runs.recorder import read_evaluation, read_metrics
 from discrete_grpo.training.data_on_device import MemoryDataset
+from tests.policies.test_tokens import token_policy
 from tests.recipes.sft_cases import weights, written
 
 SIZES = NetworkSizes(layers=1, heads=2, width=8, edge_width=4, global_width=4, walk_length=2)
@@ -216,6 +218,31 @@ def test_molecules_in_space_that_the_policy_cannot_draw_are_left_out() -> None:
     stats = spatial_statistics(conformers(["CO", "C=O"]).molecules)
     shown = {text: fits(conformers([text]).molecules[0], stats) for text in ("CO", "OO", "C", "CC", "N", "C#C", "[OH-]")}
     assert shown == {"CO": True, "OO": True, "C": False, "CC": False, "N": False, "C#C": False, "[OH-]": False}
+
+
+class _Lengths:
+    """Texts of some lengths."""
+
+    def __init__(self, *lengths: int) -> None:
+        self.sizes = torch.tensor(lengths)
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def batch(self, rows: torch.Tensor) -> TokenBatch:
+        tokens = torch.full((len(rows), int(self.sizes[rows].max()) + 1), PAD)
+        for row, n in enumerate(self.sizes[rows].tolist()):
+            tokens[row, : n + 1] = torch.tensor([*[4, 5, 6, 4][:n], EOS])
+        return TokenBatch(tokens)
+
+
+def test_the_loss_is_one_of_all_tokens_in_any_number_of_passes() -> None:
+    policy, texts = token_policy(), _Lengths(1, 1, 3, 1, 2, 3)
+    whole = float(policy.likelihood_loss(texts.batch(torch.arange(6)))["loss"].detach())
+    for size in (1, 2, 4, 6, 9):
+        assert held_out_loss(policy, texts, size) == pytest.approx(whole, rel=1e-12)  # type: ignore[arg-type]
+    of_rows = [float(policy.likelihood_loss(texts.batch(torch.tensor([k])))["loss"].detach()) for k in range(6)]
+    assert abs(sum(of_rows) / 6 - whole) > 0.01
 
 
 def test_graphs_larger_than_all_that_are_trained_on_are_left_out() -> None:
