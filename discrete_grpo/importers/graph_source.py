@@ -26,8 +26,9 @@ from discrete_grpo.importers.graph_data import (
     prior,
     read_statistics,
 )
-from discrete_grpo.importers.lightning import read_lightning, tensors, tensors_below
+from discrete_grpo.importers.lightning import read_lightning
 from discrete_grpo.importers.settings import Fact, Settings, brief, hyper_parameters
+from discrete_grpo.importers.tensors import below, named_tensors, network_prefix
 from discrete_grpo.models.digress_features import Features, feature_widths
 from discrete_grpo.runs.checkpoint import CheckpointError
 
@@ -78,12 +79,13 @@ class GraphSource:
             ValueError: if its data is not known from any source, or has other classes than the network.
         """
         content = read_lightning(path)
-        named = dict(tensors(content))
-        inside = tensors_below(named, FIRST, path, "DiGress, DeFoG or Graph-GRPO")
+        named = named_tensors(content)
+        prefix = network_prefix(named, FIRST, path, "DiGress, DeFoG or Graph-GRPO")
+        inside = below(named, prefix, FIRST)
         network = {k: t for k, t in inside.items() if k.startswith(NETWORK) or not ignored(k)}
         if any(k.startswith("mlp_in_pos.") for k in network):
             raise CheckpointError(f"path: {path} is a network of MiDi (mlp_in_pos), expected one of DiGress, DeFoG or Graph-GRPO")
-        buffers = {k.rsplit(".", 1)[-1]: t for k, t in named.items() if k.rsplit(".", 1)[-1] in BUFFERS}
+        buffers = _buffers(named, prefix)
         settings = Settings.of(content, path)
         outputs = num_rows(network, "mlp_out_X.2.weight", path), num_rows(network, "mlp_out_E.2.weight", path)
         stored = hyper_parameters(content).get("dataset_infos")
@@ -248,6 +250,13 @@ def _noise(given: PriorName | None, settings: Settings) -> Fact[PriorName]:
     found = given or (str(stored) if stored else "marginal")
     one_of("noise", found, get_args(PriorName))
     return Fact(cast(PriorName, found), "option" if given else "file" if stored else "assumed")
+
+
+def _buffers(named: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Return the distributions of Graph-GRPO, of several copies that of the module that has the network."""
+    found = [name for name in named if name.rpartition(".")[2] in BUFFERS]
+    found.sort(key=lambda name: prefix.startswith("".join(name.rpartition(".")[:2])))  # of equal names the last one counts
+    return {name.rpartition(".")[2]: named[name] for name in found}
 
 
 def _data(

@@ -11,7 +11,7 @@ import io
 import os
 import pickle
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import FunctionType, SimpleNamespace
 from typing import Any
@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from discrete_grpo.importers.tensors import read_pickle
+from discrete_grpo.importers.tensors import ZIP, check_complete, read_pickle
 from discrete_grpo.runs.checkpoint import CheckpointError
 
-__all__ = ["Record", "plain", "read_lightning", "tensors", "tensors_below"]
+__all__ = ["Record", "plain", "read_lightning"]
 
 REBUILD: Mapping[tuple[str, str], Any] = {
     ("torch._utils", "_rebuild_tensor_v2"): torch._utils._rebuild_tensor_v2,
@@ -101,12 +101,13 @@ def read_lightning(path: str | os.PathLike[str]) -> Any:
     """Read a file written by ``torch.save`` to the CPU, without executing any code.
 
     Raises:
-        CheckpointError: if the file is missing or damaged.
+        CheckpointError: if the file is missing, empty, truncated or damaged.
     """
     if not Path(path).is_file():
         raise CheckpointError(f"path: {path} is no file, expected a checkpoint written by torch.save")
+    check_complete(path)
     with Path(path).open("rb") as file:
-        zipped = file.read(4) == b"PK\x03\x04"  # the test that torch makes
+        zipped = file.read(4) == ZIP  # the test that torch makes
     if not zipped:  # before torch 1.6: tensors only
         return read_pickle(path)
     _check_program(path)
@@ -148,30 +149,3 @@ def plain(value: Any, depth: int = 12) -> Any:
     if isinstance(value, list | tuple):
         return [plain(v, depth - 1) for v in value]
     return value if isinstance(value, bool | int | float | str | Tensor) else None
-
-
-def tensors(content: Any) -> Iterator[tuple[str, Tensor]]:
-    """Yield the names and tensors of a state dict, which may be under the key ``state_dict``."""
-    state = content.get("state_dict", content) if isinstance(content, Mapping) else {}
-    for name, value in state.items() if isinstance(state, Mapping) else ():
-        if isinstance(name, str) and isinstance(value, Tensor):
-            yield name, value
-
-
-def tensors_below(named: Mapping[str, Tensor], first: str, path: object, expected: str) -> dict[str, Tensor]:
-    """Return the tensors of a network without the prefix of their names, such as ``model.``; the shortest if there are several.
-
-    Args:
-        named: all tensors of a file.
-        first: name of a tensor that the network has.
-        path: path of the file.
-        expected: programs that have such networks.
-
-    Raises:
-        CheckpointError: if no name ends with ``first``.
-    """
-    found = sorted((k[: -len(first)] for k in named if k.endswith(first)), key=len)
-    if not found:
-        start = ", ".join(sorted(named)[:3]) or "no tensors"
-        raise CheckpointError(f"path: {path} has no {first} ({start}), expected a network of {expected}")
-    return {k.removeprefix(found[0]): t for k, t in named.items() if k.startswith(found[0])}

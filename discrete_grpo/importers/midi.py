@@ -25,10 +25,10 @@ from discrete_grpo.diffusion.noise import Noise
 from discrete_grpo.diffusion.schedules import DigressSchedule, SquaredSchedule
 from discrete_grpo.importers.graph_data import one_of
 from discrete_grpo.importers.graph_source import ignored, shape
-from discrete_grpo.importers.lightning import read_lightning, tensors, tensors_below
+from discrete_grpo.importers.lightning import read_lightning
 from discrete_grpo.importers.midi_data import MidiData, midi_data
 from discrete_grpo.importers.settings import Fact, Settings, brief, hyper_parameters
-from discrete_grpo.importers.tensors import check_tensors
+from discrete_grpo.importers.tensors import below, check_tensors, named_tensors, network_prefix
 from discrete_grpo.models.digress_pooling import Pooling
 from discrete_grpo.models.midi_transformer import MidiConfig, MidiTransformer
 from discrete_grpo.policies.fields import Field, FieldPolicy, Positions
@@ -149,7 +149,9 @@ def import_midi(
     """
     pooling: Pooling = "masked" if one_of("variant", variant, ("main", "first")) == "first" else "variance"
     content = read_lightning(path)
-    network = {k: t for k, t in tensors_below(dict(tensors(content)), FIRST, path, "MiDi").items() if not ignored(k)}
+    named = named_tensors(content)
+    inside = below(named, network_prefix(named, FIRST, path, "MiDi"), FIRST)
+    network = {k: t for k, t in inside.items() if not ignored(k)}
     settings = Settings.of(content, path)
     settings.expect("model", "type", ("discrete",), "Gaussian diffusion of classes is not known")
     settings.expect("model", "transition", ("marginal",), "other priors are not known")

@@ -19,10 +19,20 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from discrete_grpo.core.checks import check_samples
 from discrete_grpo.domains.smiles import canonical_samples
 from discrete_grpo.domains.tokenizer import SMILES, Property, Tokenizer
 from discrete_grpo.importers.settings import brief
-from discrete_grpo.importers.tensors import check_tensors, read_json, read_pickle, read_safetensors, select_rows
+from discrete_grpo.importers.tensors import (
+    below,
+    check_tensors,
+    network_prefix,
+    read_json,
+    read_pickle,
+    read_safetensors,
+    select_rows,
+    state_dict_in,
+)
 from discrete_grpo.models.gpt import GPT, GPTConfig
 from discrete_grpo.policies.tokens import TokenPolicy
 from discrete_grpo.runs.checkpoint import CheckpointError
@@ -30,6 +40,7 @@ from discrete_grpo.runs.checkpoint import CheckpointError
 __all__ = ["StartedTokenizer", "import_molgpt"]
 
 END = "<"
+FIRST = "tok_emb.weight"
 MASK_BUFFER = re.compile(r"blocks\.\d+\.attn\.mask")
 
 
@@ -104,7 +115,8 @@ def import_molgpt(
     """Import MolGPT weights as a policy; MolGPT has no missing properties, so every context has to give all of them.
 
     Args:
-        path: weights, as a ``state_dict`` of ``torch.save`` or a safetensors file.
+        path: weights, as a ``state_dict`` of ``torch.save``, which may be under a key such as ``model_state_dict`` and have
+            names that begin with ``module.``, or a safetensors file.
         vocabulary: JSON file of the tokens: token -> row, or a list in the order of the rows.
         heads: number of attention heads, which the weights do not determine; 8 in the published models.
         properties: names of the context columns that are its conditions, in the order of its training.
@@ -114,6 +126,7 @@ def import_molgpt(
         CheckpointError: if a file is missing or damaged, or the tensors do not fit.
         ValueError: if an option does not fit the weights.
     """
+    _check_names(properties)
     found = read_safetensors(path) if Path(path).suffix == ".safetensors" else read_pickle(path)
     tokens = _tokens(read_json(vocabulary), vocabulary)
     if start not in tokens or start == END:
@@ -149,13 +162,30 @@ def _tokens(table: Any, path: object) -> list[str]:
     return table
 
 
-def _sizes(found: Any, num_tokens: int, heads: int, properties: Sequence[str], path: object) -> tuple[dict[str, Tensor], GPTConfig]:
-    """Return the tensors without the stored causal masks, and the sizes, after a check of all shapes."""
+def _check_names(properties: Sequence[str]) -> None:
+    """Raise ``ValueError`` unless the names are a list of distinct texts that are not empty."""
+    check_samples(properties, "properties", "names")
+    for k, name in enumerate(properties):
+        if not isinstance(name, str) or not name.strip():
+            raise ValueError(f"properties: {name!r}, expected the name of a context column")
+        if name in properties[:k]:
+            raise ValueError(f"properties: {name!r} twice, expected distinct names")
+
+
+def _network(found: Any, path: object) -> dict[str, Any]:
+    """Return the state dict in a file, without a prefix of the names and without the stored causal masks."""
+    found = state_dict_in(found)
     if not isinstance(found, Mapping):
         raise CheckpointError(f"path: {path} holds {type(found).__name__}, expected a state_dict")
     if (odd := next((name for name in found if not isinstance(name, str)), None)) is not None:
         raise CheckpointError(f"path: {path} has the key {brief(odd)}, expected a state_dict with names of tensors")
-    found = {name: t for name, t in found.items() if not MASK_BUFFER.fullmatch(name)}
+    inside = below(found, network_prefix(found, FIRST, path, "MolGPT"), FIRST)
+    return {name: t for name, t in inside.items() if not MASK_BUFFER.fullmatch(name)}
+
+
+def _sizes(found: Any, num_tokens: int, heads: int, properties: Sequence[str], path: object) -> tuple[dict[str, Tensor], GPTConfig]:
+    """Return the tensors without the stored causal masks, and the sizes, after a check of all shapes."""
+    found = _network(found, path)
     if any(name.startswith("lstm.") for name in found):
         raise CheckpointError(f"path: {path} is conditioned on scaffolds through an LSTM, expected no scaffold condition")
     shapes = {name: tuple(t.shape) for name, t in found.items() if isinstance(t, Tensor)}

@@ -1,4 +1,4 @@
-"""Reading of foreign weights without executing any code, and the check of their names and shapes."""
+"""Reading of foreign weights without executing any code, the choice of the network, and the check of names and shapes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pickletools
 import zipfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -19,7 +19,28 @@ from torch import Tensor
 from discrete_grpo.runs.serialization import CheckpointError
 from discrete_grpo.runs.weights import not_finite
 
-__all__ = ["Inert", "check_tensors", "read_json", "read_pickle", "read_safetensors", "select_rows"]
+__all__ = [
+    "ZIP",
+    "Inert",
+    "below",
+    "check_complete",
+    "check_tensors",
+    "named_tensors",
+    "network_prefix",
+    "read_json",
+    "read_pickle",
+    "read_safetensors",
+    "select_rows",
+    "state_dict_in",
+]
+
+_T = TypeVar("_T")
+ZIP = b"PK\x03\x04"
+"""First bytes of what ``torch.save`` writes since torch 1.6."""
+NESTED = ("state_dict", "model_state_dict", "model")
+"""Keys under which training programs store the state dict of a model."""
+WRAPPERS = frozenset({"model", "module", "_orig_mod"})
+"""Attributes under which Lightning modules, DataParallel and ``torch.compile`` hold the network that they train."""
 
 
 class Inert:
@@ -27,6 +48,20 @@ class Inert:
 
     def __init__(self, *args: Any) -> None:
         pass
+
+
+def check_complete(path: str | os.PathLike[str]) -> None:
+    """Check that a file has a content and, if it begins like a zip archive, also the end of one.
+
+    Raises:
+        CheckpointError: if it is empty or truncated.
+    """
+    with Path(path).open("rb") as file:
+        start = file.read(4)
+    if not start:
+        raise CheckpointError(f"path: {path} is empty, expected the weights of a model")
+    if start == ZIP and not zipfile.is_zipfile(path):
+        raise CheckpointError(f"path: {path} is truncated (an archive without its end), expected a complete file of torch.save")
 
 
 def read_pickle(path: str | os.PathLike[str], inert: Collection[str] = ()) -> Any:
@@ -37,12 +72,13 @@ def read_pickle(path: str | os.PathLike[str], inert: Collection[str] = ()) -> An
         inert: names, without module, of foreign classes whose objects are replaced by :class:`Inert`.
 
     Raises:
-        CheckpointError: if the file is missing or damaged, or names any other class or function.
+        CheckpointError: if the file is missing, empty, truncated or damaged, or names any other class or function.
     """
     if not Path(path).is_file():
         raise CheckpointError(f"path: {path} is no file, expected weights written by torch.save")
     if Path(path).suffix == ".safetensors":
         raise CheckpointError(f"path: {path} is a safetensors file, expected one written by torch.save")
+    check_complete(path)
     try:
         named = set(_named(Path(path)))
         stand_ins = [(Inert, name) for name in sorted(named) if name.rsplit(".", 1)[-1] in inert]
@@ -80,9 +116,10 @@ def read_safetensors(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     """Read the tensors of a safetensors file.
 
     Raises:
-        CheckpointError: if it is missing or damaged.
+        CheckpointError: if it is missing, empty or damaged.
     """
     try:
+        check_complete(path)
         return load_file(path)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"path: {path} cannot be read ({error}); the file is missing or truncated") from error
@@ -98,6 +135,64 @@ def read_json(path: str | os.PathLike[str]) -> Any:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"path: {path} cannot be read as JSON ({error})") from error
+
+
+def state_dict_in(content: Any) -> Any:
+    """Return the state dict that a file holds by itself or under one of the keys ``NESTED``.
+
+    >>> state_dict_in({"epoch": 3, "model_state_dict": {"head.weight": 0}})
+    {'head.weight': 0}
+    """
+    for _ in NESTED:  # a limit: the content of a file may hold itself
+        inner = [content[key] for key in NESTED if isinstance(content.get(key), Mapping)] if isinstance(content, Mapping) else []
+        content = inner[0] if inner else content
+    return content
+
+
+def named_tensors(content: Any) -> dict[str, Tensor]:
+    """Return the tensors of a state dict by name; other entries are left out."""
+    state = state_dict_in(content)
+    pairs = state.items() if isinstance(state, Mapping) else ()
+    return {name: value for name, value in pairs if isinstance(name, str) and isinstance(value, Tensor)}
+
+
+def network_prefix(names: Collection[str], first: str, path: object, expected: str) -> str:
+    """Return what precedes the names of the network that was trained, such as ``model.``; often nothing.
+
+    A prefix of ``WRAPPERS`` alone is chosen before any other, such as that of an exponential average beside the weights.
+
+    Args:
+        names: all names of a file.
+        first: name of a tensor that the network has.
+        path: path of the file.
+        expected: programs that have such networks.
+
+    Raises:
+        CheckpointError: if no name ends with ``first``, or several networks may be meant.
+    """
+    found = sorted(name[: -len(first)] for name in names if name.endswith(first))
+    if not found:
+        start = ", ".join(sorted(names)[:3]) or "no tensors"
+        raise CheckpointError(f"path: {path} has no {first} ({start}), expected a network of {expected}")
+    trained = [prefix for prefix in found if WRAPPERS.issuperset(prefix.split(".")[:-1]) and prefix[-1:] in ("", ".")]
+    outer = [prefix for prefix in found if not any(prefix != other and prefix.startswith(other) for other in found)]
+    chosen = trained or outer
+    if len(chosen) > 1:
+        listed = ", ".join(f"{prefix}{first}" for prefix in chosen)
+        raise CheckpointError(f"path: {path} holds {len(chosen)} networks ({listed}), expected one, or one below 'model.'")
+    return chosen[0]
+
+
+def below(named: Mapping[str, _T], prefix: str, first: str) -> dict[str, _T]:
+    """Return the entries of a network without the prefix of their names, and without other networks that are below the prefix.
+
+    >>> below({"model.w": 1, "model.ema.w": 2, "model.ema.steps": 3, "loss": 4}, "model.", "w")
+    {'w': 1}
+    """
+    inside = {name.removeprefix(prefix): value for name, value in named.items() if name.startswith(prefix)}
+    others = {name[: -len(first)] for name in inside if name.endswith(first) and name != first}
+    starts = tuple("".join(other.partition(".")[:2]) for other in others)
+    return {name: value for name, value in inside.items() if not name.startswith(starts)}
 
 
 def check_tensors(found: Mapping[str, Any], expected: Mapping[str, tuple[int, ...]], where: object) -> None:

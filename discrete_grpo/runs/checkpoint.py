@@ -33,7 +33,7 @@ from discrete_grpo.runs.files import SUMS, changed_file, clear_files, explained,
 from discrete_grpo.runs.plain_state import plain_state
 from discrete_grpo.runs.recorder import METRICS
 from discrete_grpo.runs.serialization import TRUSTED, CheckpointError, build, describe, describe_types, restore_types
-from discrete_grpo.runs.weights import load_weights
+from discrete_grpo.runs.weights import load_weights, saved_weights
 
 __all__ = [
     "TRUSTED",
@@ -69,7 +69,7 @@ def save(
 
     Args:
         folder: the folder to make.
-        policy: a module with ``init_args()``; users of the checkpoint get its weights.
+        policy: a module with ``init_args()``; users of the checkpoint get its weights, with low-rank adapters (LoRA) merged.
         metadata: JSON values kept beside the weights.
         training: the state for an exact resume: tensors, numbers, strings and containers of them.
 
@@ -93,12 +93,7 @@ def _config(policy: nn.Module, metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _write_files(folder: Path, policy: nn.Module, config: Mapping[str, Any], training: Mapping[str, Any] | None) -> None:
-    weights = {name: value.detach().cpu().contiguous() for name, value in policy.state_dict().items()}
-    shared: dict[int, str] = {}  # storage -> name: a file holds tied weights once per name
-    for name, value in weights.items():
-        if shared.setdefault(value.untyped_storage().data_ptr(), name) != name:
-            weights[name] = value.clone()
-    save_file(weights, folder / "model.safetensors")
+    save_file(saved_weights(policy), folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
     if training is not None:
         with (folder / "training.pt").open("wb") as file:  # a file opened by Python, whose errors name the cause

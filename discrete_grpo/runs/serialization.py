@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from discrete_grpo.core.checks import check_samples, signature_of
+from discrete_grpo.runs.adapters import merged_tensors
 
 __all__ = [
     "TRUSTED",
@@ -50,7 +51,10 @@ ITEMS = "mapping_items"
 TYPES = ("float16", "bfloat16", "float32", "float64")
 REMOVED = {
     "discrete_grpo.diffusion.flow.FlowExpectedRate": "FlowExpectedRate is no kernel of policies any more (see docs/graphs.md); "
-    "FlowEuler has its arguments"
+    "FlowEuler has its arguments",
+    "discrete_grpo.models.equivariant.SingleFieldNetwork": "SingleFieldNetwork was removed; GraphTransformer reads the same graphs",
+    "discrete_grpo.policies.decoders.EdgeListDecoder": "EdgeListDecoder was removed; GraphSequences reads graphs from text",
+    "discrete_grpo.policies.decoders.LabelledGraph": "LabelledGraph was removed; a graph with classes is a line of text",
 }
 """Classes in older checkpoints that have no successor, with the message for the user."""
 
@@ -247,7 +251,7 @@ def _floating(module: nn.Module) -> dict[str, Tensor]:
 
 
 def describe_types(module: nn.Module) -> dict[str, Any]:
-    """Describe the floating-point types of a module's tensors.
+    """Describe the floating-point types of a module's tensors; those of adapted weights (LoRA) under their plain names.
 
     Returns:
         ``dtype``, the type that most tensors have, and ``dtypes`` of the tensors with another one, by name.
@@ -255,7 +259,7 @@ def describe_types(module: nn.Module) -> dict[str, Any]:
     >>> describe_types(nn.Linear(2, 2, dtype=torch.float64))
     {'dtype': 'float64'}
     """
-    types = {name: str(x.dtype).removeprefix("torch.") for name, x in _floating(module).items()}
+    types = {name: str(x.dtype).removeprefix("torch.") for name, x in merged_tensors(_floating(module), module).items()}
     if not types:
         return {}
     [(usual, _)] = Counter(types.values()).most_common(1)

@@ -40,7 +40,7 @@ class Tracker(Protocol):
     """Interface of a tracker, which receives the metrics and some samples during a run."""
 
     def start(self, step: int) -> None:
-        """Start at update ``step``; this is called first, and entries logged for later updates are obsolete."""
+        """Start at update ``step``, first and again after :meth:`close`; entries logged for later updates are obsolete."""
         ...
 
     def log(self, step: int, metrics: Mapping[str, float | None]) -> None:
@@ -52,7 +52,7 @@ class Tracker(Protocol):
         ...
 
     def close(self) -> None:
-        """Close the tracker; no further calls follow."""
+        """Close the tracker; if the run goes on in the same process, the next call is :meth:`start`."""
         ...
 
 
@@ -257,12 +257,15 @@ class WeightsAndBiases:
 class Trackers:
     """Several trackers as one; a tracker that fails is reported in one warning and not called again.
 
+    After :meth:`close`, the first entry for an update starts the others again at the update before it.
+
     Args:
         trackers: each with a name for the warning.
     """
 
     def __init__(self, trackers: Mapping[str, Tracker]) -> None:
         self._on = dict(trackers)
+        self._closed = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -271,29 +274,39 @@ class Trackers:
 
     def start(self, step: int) -> None:
         """See :class:`Tracker`."""
+        self._closed = False
         self._each(lambda tracker: tracker.start(step))
 
     def log(self, step: int, metrics: Mapping[str, float | None]) -> None:
         """See :class:`Tracker`."""
+        self._reopen(step)
         self._each(lambda tracker: tracker.log(step, metrics))
 
     def log_samples(self, step: int, samples: Sequence[str], captions: Sequence[str]) -> None:
         """See :class:`Tracker`."""
+        self._reopen(step)
         self._each(lambda tracker: tracker.log_samples(step, samples, captions))
 
     def close(self) -> None:
-        """See :class:`Tracker`."""
-        self._each(lambda tracker: tracker.close())
-        self._on = {}
+        """See :class:`Tracker`; trackers that are closed already are left as they are."""
+        if not self._closed:
+            self._closed = True
+            self._each(lambda tracker: tracker.close())
 
-    def _each(self, what: Callable[[Tracker], None]) -> None:
+    def _reopen(self, step: int) -> None:
+        """Start closed trackers again before an entry for update ``step``."""
+        if self._closed:
+            self._closed = False
+            self._each(lambda tracker: tracker.start(step - 1), stacklevel=4)
+
+    def _each(self, what: Callable[[Tracker], None], *, stacklevel: int = 3) -> None:
         for name, tracker in list(self._on.items()):
             try:
                 what(tracker)
             except Exception as error:
                 del self._on[name]
                 said = " ".join(f"{type(error).__name__}: {error}".split())
-                warnings.warn(f"tracker {name}: switched off, the run goes on; {said}", RuntimeWarning, stacklevel=3)
+                warnings.warn(f"tracker {name}: switched off, the run goes on; {said}", RuntimeWarning, stacklevel=stacklevel)
 
 
 # -- the trackers of a run

@@ -1,4 +1,4 @@
-"""Loading the weights of a checkpoint into a module, and the check that all of them are finite numbers."""
+"""The weights of a checkpoint: as they are saved, loading into a module, and the check that all of them are finite numbers."""
 
 from __future__ import annotations
 
@@ -10,9 +10,20 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from discrete_grpo.runs.adapters import merged_tensors
 from discrete_grpo.runs.serialization import CheckpointError
 
-__all__ = ["load_weights", "not_finite"]
+__all__ = ["load_weights", "not_finite", "saved_weights"]
+
+
+def saved_weights(policy: nn.Module) -> dict[str, Tensor]:
+    """Return the weights of a policy on the CPU, with low-rank adapters (LoRA) merged and no two tensors in one storage."""
+    weights = {name: x.detach().cpu().contiguous() for name, x in merged_tensors(policy.state_dict(), policy).items()}
+    shared: dict[int, str] = {}  # storage -> name: a file holds tied weights once per name
+    for name, value in weights.items():
+        if shared.setdefault(value.untyped_storage().data_ptr(), name) != name:
+            weights[name] = value.clone()
+    return weights
 
 
 def load_weights(folder: str | os.PathLike[str], policy: nn.Module) -> None:

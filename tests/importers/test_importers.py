@@ -104,7 +104,7 @@ def test_molgpt_texts_that_begin_otherwise_are_refused(tmp_path: Path) -> None:
         (lambda s: s.update(extra=torch.zeros(2)), "extra unexpected"),
         (lambda s: s.update({"blocks.0.mlp.0.weight": torch.zeros(3, 3)}), r"mlp\.0\.weight \(3, 3\) for \(64, 16\)"),
         (lambda s: s.update({"lstm.weight_ih_l0": torch.zeros(2)}), "conditioned on scaffolds"),
-        (lambda s: s.clear(), "expected the tensors of MolGPT"),
+        (lambda s: s.clear(), "expected a network of MolGPT"),
         (lambda s: s.update({3: torch.zeros(2)}), "has the key 3, expected a state_dict with names of tensors"),
         (lambda s: s.update({"tok_emb.weight": torch.tensor(1.0)}), r"tok_emb\.weight \(\), expected a tensor of 2 dimensions"),
         (lambda s: s.update({"prop_nn.weight": torch.zeros(2)}), r"prop_nn\.weight \(2,\), expected a tensor of 2 dimensions"),
@@ -135,6 +135,23 @@ def test_molgpt_options_that_do_not_fit_are_named(tmp_path: Path) -> None:
     (tmp_path / "stoi.json").write_text(json.dumps(["C", "O"]))
     with pytest.raises(CheckpointError, match="has no '<', which ends a molecule"):
         import_molgpt(path, **options)
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (("logp", "logp", "qed"), r"properties: 'logp' twice, expected distinct names"),
+        (("logp", "", "qed"), r"properties: '', expected the name of a context column"),
+        (("logp", " ", "qed"), r"properties: ' ', expected the name of a context column"),
+        (("logp", 1, "qed"), r"properties: 1, expected the name of a context column"),
+        ("abc", r"properties: 'abc', expected a list of names"),
+    ],
+)
+def test_molgpt_names_of_properties_that_are_no_names_are_refused(tmp_path: Path, names: Any, said: str) -> None:
+    path, options, _ = molgpt(tmp_path, 3)
+    with pytest.raises(ValueError, match=f"^{said}") as error:
+        import_molgpt(path, **options | {"properties": names})
+    one_line(error)
 
 
 # -- one door

@@ -266,8 +266,54 @@ def test_a_broken_tracker_is_switched_off_and_the_others_go_on(at: str) -> None:
     assert told[0].filename == __file__
     assert good.asked == everything
     assert bad.asked == everything[: everything.index(at) + 1]
-    trackers.log(3, {})  # after the end nobody is asked
+    trackers.close()  # once is enough
     assert len(good.asked) == 5
+    trackers.log(3, {})  # the run goes on
+    assert good.asked[5:] == ["start", "log 3"]
+    assert bad.asked == everything[: everything.index(at) + 1], "what failed stays off"
+
+
+@pytest.mark.parametrize("samples_first", [False, True])
+def test_trackers_start_again_before_the_update_that_follows_a_close(samples_first: bool) -> None:
+    starts: list[int] = []
+
+    class Started(Broken):
+        def start(self, step: int) -> None:
+            super().start(step)
+            starts.append(step)
+
+    one, fails = Started("never"), Broken("start")
+    trackers = Trackers({"one": one})
+    trackers.start(4)
+    trackers.log(5, {})
+    trackers.close()
+    trackers.log_samples(6, ["C"], [""]) if samples_first else None
+    trackers.log(6, {})
+    trackers.log(7, {})
+    trackers.close()
+    trackers.start(7)  # another trainer with the same trackers
+    trackers.log(8, {})
+    assert starts == [4, 5, 7]
+    again = ["start", *["log_samples"] * samples_first, "log 6", "log 7", "close"]
+    assert one.asked == ["start", "log 5", "close", *again, "start", "log 8"]
+    trackers = Trackers({"fails": fails})
+    trackers.close()
+    with pytest.warns(RuntimeWarning, match="tracker fails: switched off") as told:
+        trackers.log(1, {})
+    assert told[0].filename == __file__
+    trackers.log(2, {})
+    assert fails.asked == ["close", "start"]
+
+
+@has_tensorboard
+def test_a_board_that_was_closed_has_the_later_steps_too(tmp_path: Path) -> None:
+    trackers = Trackers({"board": TensorBoard(tmp_path)})
+    trackers.start(0)
+    for step in (1, 2, 3, 4):
+        trackers.log(step, {"reward": float(step)})
+        if step % 2 == 0:
+            trackers.close()
+    assert scalars(tmp_path)["reward"] == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 4.0)]
 
 
 @has_tensorboard

@@ -16,6 +16,8 @@ from discrete_grpo.core.categorical import score_sites
 from discrete_grpo.core.rollout import group_contexts
 from discrete_grpo.runs.checkpoint import read_policy, save
 from discrete_grpo.runs.files import write_sums
+from discrete_grpo.runs.serialization import describe_types
+from discrete_grpo.runs.weights import saved_weights
 from discrete_grpo.training.lora import add_lora, current_names, without_lora
 from tests.toys import share_of_class_two, transformer_policy
 from tests.training.lora_parts import NETWORKS, adapted, every_network, is_adapted, made, stirred
@@ -76,6 +78,33 @@ def test_an_exported_policy_is_a_plain_one_and_gives_the_same_bits(tmp_path: Pat
     rollout = policy.sample(group_contexts(2, 2), generator=torch.Generator().manual_seed(0))
     for a, b in zip(loaded.sites(rollout), policy.sites(rollout), strict=True):
         assert torch.equal(a.log_probs, b.log_probs)
+
+
+@every_network
+@pytest.mark.parametrize("cast", ["float32", "bfloat16", "mixed"])
+def test_a_network_with_adapters_is_saved_merged(tmp_path: Path, name: str, cast: str) -> None:
+    network = made(name)
+    for parameter in list(network.parameters())[:: {"float32": 10**9, "bfloat16": 1, "mixed": 3}[cast]]:
+        parameter.data = parameter.data.to(torch.float32 if cast == "float32" else torch.bfloat16)
+    add_lora(network, r=2, target_modules=NETWORKS[name][2])
+    stirred(network)
+    before = {key: value.clone() for key, value in network.state_dict().items()}
+    plain = without_lora(network)
+    assert saved_weights(network).keys() == saved_weights(plain).keys()
+    assert all(torch.equal(value, saved_weights(plain)[key]) for key, value in saved_weights(network).items())
+    assert describe_types(network) == describe_types(plain)
+    assert network.state_dict().keys() == before.keys(), "the adapters are left in the network"
+    assert all(torch.equal(value, before[key]) for key, value in network.state_dict().items())
+
+
+def test_a_policy_with_adapters_is_saved_as_the_merged_one(tmp_path: Path) -> None:
+    policy = run(tmp_path / "run", 2).module
+    assert any("lora_" in name for name in policy.state_dict())
+    loaded = read_policy(save(tmp_path / "policy", policy, metadata={}))
+    merged = without_lora(policy).state_dict()
+    assert loaded.state_dict().keys() == merged.keys()
+    assert all(torch.equal(value, merged[name]) for name, value in loaded.state_dict().items())
+    assert (tmp_path / "policy" / "config.json").read_text().count("parametrizations") == 0
 
 
 @pytest.mark.slow

@@ -151,7 +151,7 @@ def test_reinvent_is_trained_further_on_samples_of_a_file(tmp_path: Path) -> Non
     policy = save(tmp_path / "policy", given, metadata={"kind": "molecules"})
     data = tmp_path / "data.smi"
     data.write_text("CCO\nCCN\nOC1CC1\nCCBr\nC=O\nNC=O\n")
-    config = PretrainConfig(max_steps=12, batch_size=4, learning_rate=1e-2, warmup_steps=0, ema_decay=0.0)
+    config = PretrainConfig(max_steps=12, batch_size=4, learning_rate=3e-3, warmup_steps=0, ema_decay=0.0)
     recipe = SFTRecipe(str(policy), str(data), str(tmp_path / "run"), test_share=0.2, pretrain=config, evaluation_samples=4)
     assert type(load_policy(run_sft(recipe)).network) is type(given.network)
     stages = read_evaluation(tmp_path / "run")

@@ -17,7 +17,7 @@ from discrete_grpo.importers import import_checkpoint, import_midi
 from discrete_grpo.recipes.families import family_of
 from discrete_grpo.rewards.spatial import atom_stability
 from discrete_grpo.runs.checkpoint import load_metadata
-from tests.importers.test_importers_midi import DATA, checkpoint, weights
+from tests.importers.test_midi import DATA, checkpoint, weights
 
 HERE = DATA | {"node_counts": [0, 0, 1, 2, 1, 1, 1]}
 

@@ -15,7 +15,7 @@ from discrete_grpo.importers import import_defog, import_graph_grpo
 from discrete_grpo.importers.graph_source import _stored_data
 from discrete_grpo.runs.checkpoint import CheckpointError
 from tests.imported import QM9, defog, lightning, one_line
-from tests.importers.test_importers_graph_files import graph_grpo, infos
+from tests.importers.test_graph_files import graph_grpo, infos
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from discrete_grpo.runs.checkpoint import CheckpointError, load_metadata
 from discrete_grpo.testing import check_policy
 from discrete_grpo.training.config import GRPOConfig
 from discrete_grpo.training.trainer import GRPOTrainer
-from tests.broken_policies import more_padding, relabelled
+from tests.broken_graph_policies import more_padding, relabelled
 from tests.imported import PLANAR, assert_their_logits, defog, digress, lightning, one_line
 
 # -- the same function
