@@ -22,7 +22,7 @@ from discrete_grpo.core.rollout import Policy, Reward
 from discrete_grpo.core.scoring import Accounts
 from discrete_grpo.runs.checkpoint import CheckpointError, Checkpoints, describe, load_training, tensors_to_cpu
 from discrete_grpo.runs.console import print_notes
-from discrete_grpo.runs.recorder import SETTINGS
+from discrete_grpo.runs.folder import SETTINGS
 from discrete_grpo.training.config import GRPOConfig
 from discrete_grpo.training.distributed import ProcessGroup
 from discrete_grpo.training.lora import current_names
@@ -259,12 +259,24 @@ class RunState:
             self.patience.load_state_dict(state["patience"])
         self._restore_drawing(state)
 
+    def go_back(self, snapshot: Mapping[str, Any]) -> None:
+        """Restore a :meth:`snapshot` of this process, so that the next generation is the one that a resumed run would draw."""
+        if self.ledger is not None:
+            self.ledger.load_state_dict(self.ledger.state_dict(snapshot["turn"]))
+        self._restore_memories(copy.deepcopy(snapshot["rewards"]))
+        for shard, kept in zip(self.sampler.shards, snapshot["shards"], strict=True):
+            shard.load(kept)
+        restore_global_state(snapshot["random"])
+
+    def _restore_memories(self, states: Sequence[Any]) -> None:
+        for reward, kept in zip(self.rewards, states, strict=True):
+            if kept is not None and remembers(reward):
+                cast(Any, reward).load_state_dict(kept)
+
     def _restore_drawing(self, state: Mapping[str, Any]) -> None:
         if self.ledger is not None and state["ledger"] is not None:
             self.ledger.load_state_dict(state["ledger"])
-        for reward, kept in zip(self.rewards, state["reward_states"], strict=True):
-            if kept is not None and remembers(reward):
-                cast(Any, reward).load_state_dict(kept)
+        self._restore_memories(state["reward_states"])
         same = conditions_digest(self.sampler.columns)
         other = None not in (same, state.get("conditions")) and same != state["conditions"]
         if other and self.processes.first and any(part.get("memory") or part.get("replay") for part in state["shards"]):

@@ -192,7 +192,8 @@ class GRPOTrainer:
             The metrics of all updates that this object made.
 
         Raises:
-            RewardError: if a reward fails, after a checkpoint of the last update was written.
+            RewardError: if a reward fails, after a checkpoint of the last update was written. Called again, this method draws the
+                same generation again, as a resumed run does.
             Interrupted: after Ctrl-C, likewise.
         """
         kept = self.checkpoints
@@ -277,6 +278,7 @@ class GRPOTrainer:
                 return None
             except RewardError:
                 self.save()
+                self.state.go_back(self._safe)  # this trainer can go on, too
                 raise
             with memory_advice("an update"):
                 line = self._learn(cast(MiniBatches, self.pending))

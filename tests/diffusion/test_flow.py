@@ -162,7 +162,7 @@ def test_arguments_out_of_range_are_named(options: dict[str, Any], said: str) ->
 
 
 def test_the_kernels_of_a_mask_agree() -> None:
-    """D3PM towards a mask, interpolation and Euler steps are the one masked diffusion kernel."""
+    """D3PM towards a mask, interpolation and Euler steps are one kernel for masked sites; D3PM alone keeps a class that it drew."""
     like = D3PM(absorbing(3, LinearSchedule()))
     for name in ("flow", "flow_euler"):
         other = choices.make_kernel(name, like.noise)
@@ -171,8 +171,14 @@ def test_the_kernels_of_a_mask_agree() -> None:
         state = torch.randint(4, (6, 4), generator=torch.Generator().manual_seed(2))
         times = [torch.linspace(a, b, 6, dtype=torch.float64) for a, b in ((1.0, 0.1), (0.9, 0.0))]
         expected = like.transition(p, state, *times)
-        known = state < 3  # D3PM keeps a class; so do the others
+        known = state < 3
         torch.testing.assert_close(other.transition(p, state, *times)[~known], expected[~known], rtol=0, atol=1e-12)
+        kept = torch.nn.functional.one_hot(state, 4).double()
+        torch.testing.assert_close(expected[known], kept[known], rtol=0, atol=1e-12)
+        assert not torch.allclose(other.transition(p, state, *times)[known], kept[known])  # the last step ends in the prediction
+        sure = (p.log() + like.noise.evidence(state, times[0])).softmax(-1)  # as with precondition
+        known[0] = False  # all sites are masked at t = 1
+        torch.testing.assert_close(other.transition(sure, state, *times)[known], kept[known], rtol=0, atol=1e-12)
     r = 0.1 / 0.6
     row = like.transition(torch.tensor([[[0.2, 0.3, 0.5]]]), torch.tensor([[3]]), torch.tensor([0.6]), torch.tensor([0.5]))[0, 0]
     torch.testing.assert_close(row, torch.tensor([0.2 * r, 0.3 * r, 0.5 * r, 1 - r]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +15,8 @@ import torch
 
 from discrete_grpo import GRPOConfig, GRPOTrainer
 from discrete_grpo.core.interrupt import Interrupted
+from discrete_grpo.core.scoring import RewardError
+from discrete_grpo.rewards.ledger import Ledger
 from discrete_grpo.training.offline import OfflineTrainer
 from tests.letters import letters_policy
 from tests.toys import share_of_class_two, tiny_policy
@@ -50,6 +53,56 @@ def test_a_signal_ends_the_run_in_the_last_update_too(call: int, tmp_path: Path)
     resumed = GRPOTrainer(tiny_policy(), Stopping(0), CONFIG, run=tmp_path, resume=True)
     assert resumed.step == call
     assert len(resumed.train()) == 3 - call
+
+
+class Remembering:
+    """A reward with a memory: the number of samples seen so far."""
+
+    cached_as = None
+
+    def __init__(self) -> None:
+        self.seen = 0
+
+    def __call__(self, samples: Sequence[Any], **columns: Any) -> list[float]:
+        self.seen += len(samples)
+        return [value + self.seen for value in share_of_class_two(samples)]
+
+    def state_dict(self) -> dict[str, int]:
+        return {"seen": self.seen}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.seen = state["seen"]
+
+
+class FailingOnce:
+    """A reward that fails in its second call."""
+
+    calls = 0
+
+    def __call__(self, samples: Sequence[Any], **columns: Any) -> list[float]:
+        self.calls += 1
+        if self.calls == 2:
+            raise OSError("licence server")
+        return [random.random() for _ in samples]
+
+
+@pytest.mark.parametrize("folder", [True, False])
+def test_a_trainer_goes_on_after_a_failed_reward_as_if_it_had_not_failed(folder: bool, tmp_path: Path) -> None:
+    found = []
+    for fails in (True, False):
+        memory, other, ledger = Remembering(), FailingOnce(), Ledger()
+        other.calls = 0 if fails else 2
+        random.seed(0)
+        config = dataclasses.replace(CONFIG, num_iterations=2, max_steps=5)
+        run = tmp_path / str(fails) if folder else None
+        trainer = GRPOTrainer(tiny_policy(), [memory, other], config, run=run, ledger=ledger)
+        if fails:
+            with pytest.raises(RewardError, match="licence server"):
+                trainer.train()
+            assert trainer.step == 2
+        trainer.train()
+        found.append((memory.seen, ledger.calls, [p.tolist() for p in trainer.module.parameters()]))
+    assert found[0] == found[1]
 
 
 def test_a_signal_ends_off_line_training_in_its_last_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
