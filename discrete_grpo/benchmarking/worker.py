@@ -1,7 +1,8 @@
 """The program of a worker process of a benchmark, which runs one job and ends with its parent.
 
 The parent writes the search path of modules and the pickled job into standard input and keeps it open; when it is gone, the worker
-and all its children end at once. The other side is :mod:`discrete_grpo.benchmarking.processes`.
+and all its children end at once. The job itself finds an empty standard input. The other side is
+:mod:`discrete_grpo.benchmarking.processes`.
 """
 
 from __future__ import annotations
@@ -17,10 +18,18 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 
-def _read(count: int) -> bytes:
+def _taken_input() -> int:
+    """Move the pipe of standard input to a handle that no child inherits, so that whoever reads standard input finds its end."""
+    pipe, empty = os.dup(0), os.open(os.devnull, os.O_RDONLY)
+    os.dup2(empty, 0)
+    os.close(empty)
+    return pipe
+
+
+def _read(pipe: int, count: int) -> bytes:
     data = b""
     while len(data) < count:
-        block = os.read(0, count - len(data))
+        block = os.read(pipe, count - len(data))
         if not block:
             _end()
         data += block
@@ -35,8 +44,8 @@ def _end() -> None:
     os._exit(1)
 
 
-def _end_with_parent() -> None:
-    while os.read(0, 1):
+def _end_with_parent(pipe: int) -> None:
+    while os.read(pipe, 1):
         pass
     _end()
 
@@ -53,9 +62,10 @@ def _import_own_package() -> None:
 
 def main() -> None:
     """Run the job that the parent sends."""
-    (size,) = struct.unpack("<q", _read(8))
-    sys.path[:], payload = pickle.loads(_read(size))  # from the parent process, through a pipe of its own
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    pipe = _taken_input()
+    (size,) = struct.unpack("<q", _read(pipe, 8))
+    sys.path[:], payload = pickle.loads(_read(pipe, size))  # from the parent process, through a pipe of its own
+    threading.Thread(target=_end_with_parent, args=(pipe,), daemon=True).start()
     _import_own_package()
     import torch
 

@@ -14,6 +14,7 @@ from discrete_grpo.cli.commands import RUNS, UsageError, recipe_of
 from discrete_grpo.cli.import_path import append_working_folder, names_class
 from discrete_grpo.core.interrupt import Interrupted
 from discrete_grpo.core.processes import is_first
+from discrete_grpo.runs.folder import BENCHMARK, CONFIG, LEDGER, METRICS, OPTIMISED, RUN, check_free, check_unused
 
 __all__ = ["resume", "start"]
 
@@ -48,7 +49,7 @@ def start(command: str, arguments: Sequence[str]) -> None:
         UsageError: for arguments that do not fit, and for a folder that holds another run.
     """
     from discrete_grpo.recipes.new_run import held
-    from discrete_grpo.runs.lock import alone
+    from discrete_grpo.runs.lock import locked_folder
 
     recipe, settings = _parsed(command, arguments)
     if not recipe.output_dir.strip():
@@ -63,7 +64,7 @@ def start(command: str, arguments: Sequence[str]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"output_dir: {folder} cannot be made a folder ({error.strerror})") from error
-    with alone(folder):
+    with locked_folder(folder):
         _write_settings(folder, command, settings)
         _withdrawn_on_failure(folder, before, lambda: run(recipe))
 
@@ -84,24 +85,23 @@ def _withdrawn_on_failure(folder: Path, before: frozenset[str] | None, run: Call
 
 def _write_settings(folder: Path, command: str, settings: str) -> None:
     """Write the settings into a folder without another run."""
-    from discrete_grpo.runs.recorder import check_unused, write_json, write_text
+    from discrete_grpo.runs.recorder import write_json, write_text
 
-    if (folder / "run.json").exists():
+    if (folder / RUN).exists():
         raise UsageError(
             f"output_dir: {folder} already holds a run; "
             f"continue it with 'discrete-grpo resume {quote(str(folder))}' or name another folder"
         )
     check_unused(folder)
-    if (folder / "config.yaml").exists():
-        raise UsageError(f"output_dir: {folder} holds a config.yaml, which would be overwritten; name another folder")
-    write_text(folder / "config.yaml", settings)
-    write_json(folder / "run.json", {"command": command})
+    check_free(folder / CONFIG, settings.encode("utf-8", "backslashreplace"))  # a kill below leaves this text
+    write_text(folder / CONFIG, settings)
+    write_json(folder / RUN, {"command": command})
 
 
 def _has_results(folder: Path) -> bool:
     from discrete_grpo.recipes.new_run import has_results
 
-    command = json.loads((folder / "run.json").read_text())["command"]
+    command = json.loads((folder / RUN).read_text())["command"]
     return has_results(folder, calls_count=command in ("search", "optimise"))
 
 
@@ -116,15 +116,15 @@ def resume(folder: Path, changes: Sequence[str] = ()) -> None:
         UsageError: if the folder holds no run of a command, or for a change of a setting that :func:`may_change` does not name.
     """
     from discrete_grpo.cli.parser import settings_text
-    from discrete_grpo.runs.lock import alone
+    from discrete_grpo.runs.lock import locked_folder
     from discrete_grpo.runs.settings import put_back_on_refusal
 
     _check_is_run(folder)
     command = _command_of(folder)
-    if command not in RUNS or not (folder / "config.yaml").is_file():
+    if command not in RUNS or not (folder / CONFIG).is_file():
         wrong = "config.yaml is missing" if command in RUNS else f"command {command!r}"
         raise UsageError(f"run: {folder} is no run folder of a command such as 'discrete-grpo train' ({wrong})")
-    own = [f"--config={folder / 'config.yaml'}", f"--output_dir={folder}"]
+    own = [f"--config={folder / CONFIG}", f"--output_dir={folder}"]
     changed: AbstractContextManager[None] = nullcontext()
     before = _importing(lambda: settings_text(command, own)) if changes else ""
     recipe, settings = _parsed(command, [*own, *changes])
@@ -132,13 +132,13 @@ def resume(folder: Path, changes: Sequence[str] = ()) -> None:
         check_changes(command, before, settings)
         changed = written(folder, settings)
     _, run = recipe_of(command)
-    with alone(folder), put_back_on_refusal(folder), changed:
+    with locked_folder(folder), put_back_on_refusal(folder), changed:
         _guarded(folder, lambda: run(recipe, resume=True))
 
 
 def _command_of(folder: Path) -> str:
     """The command that made a run folder."""
-    file = folder / "run.json"
+    file = folder / RUN
     try:
         return str(json.loads(file.read_text(encoding="utf-8"))["command"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -150,15 +150,15 @@ def _check_is_run(folder: Path) -> None:
     """Raise UsageError, with what to do instead, for a folder without a run of a command."""
     if not folder.is_dir():
         within = Path("runs") / folder  # the location of runs of presets
-        named = folder.name == str(folder) and (within / "run.json").is_file()
+        named = folder.name == str(folder) and (within / RUN).is_file()
         hint = f"; did you mean '{within.as_posix()}'?" if named else ""
         wanted = "expected a run folder of a command such as 'discrete-grpo train'"
         raise UsageError(f"run: {folder}: no such folder, {wanted}{hint}")
-    if (folder / "benchmark.json").is_file():
+    if (folder / BENCHMARK).is_file():
         raise UsageError(f"run: {folder} is of a benchmark, expected one of a run; to go on, give the same command again")
-    if (folder / "run.json").is_file():
+    if (folder / RUN).is_file():
         return
-    if any((folder / name).exists() for name in ("checkpoints", "metrics.jsonl", "ledger.sqlite", "optimise.json")):
+    if any((folder / name).exists() for name in ("checkpoints", METRICS, LEDGER, OPTIMISED)):
         wanted = "expected one of a command; call it again with resume=True"
         raise UsageError(f"run: {folder} is of a run made from Python, {wanted}")
     raise UsageError(f"run: {folder} is no run folder of a command such as 'discrete-grpo train'")

@@ -26,17 +26,14 @@ from discrete_grpo.rewards.ledger import Ledger
 from discrete_grpo.runs.checkpoint import Checkpoints
 from discrete_grpo.runs.console import print_notes
 from discrete_grpo.runs.failures import FailureLog
-from discrete_grpo.runs.recorder import EVALUATION, read_evaluation, write_json, write_table
+from discrete_grpo.runs.folder import EVALUATION, EVALUATION_TABLES
+from discrete_grpo.runs.recorder import read_evaluation, write_json, write_table
 from discrete_grpo.runs.serialization import CheckpointError
 from discrete_grpo.training.config import GRPOConfig
 
-__all__ = ["MEMORIES", "Evaluations", "Memories", "Results"]
+__all__ = ["Evaluations", "Memories", "Results"]
 
 Results: TypeAlias = dict[str, dict[str, float]]
-
-
-MEMORIES = "memories.pt"
-"""File of a run folder with the memories of stateful rewards at the beginning of the run."""
 
 
 class EvaluatedRun(Protocol):
@@ -152,6 +149,9 @@ class Evaluations:
         stored = self._stored()
         if "before" in stored and self.ledger.turn == 0:
             self.ledger.skip()  # no checkpoint of on-line training has counted it
+        elif "before" not in stored and self.run.evaluation_samples:
+            told = "no evaluation before training, and it cannot be made again, as training has begun"
+            print_notes([f"{self.folder / EVALUATION}: {told}"])
         return stored
 
     def after(self, policy: Any, updates: int) -> Results:
@@ -175,7 +175,7 @@ class Evaluations:
         rewards, row = self._scored(samples, found, step)
         properties = {name: values for name, values in self.family.table(samples).items() if name not in found}
         table = {"sample": as_text(samples), **rewards, **properties}
-        write_table(self.folder / f"evaluation_{when}.csv.gz", {**plain_columns(found), **table})
+        write_table(self.folder / EVALUATION_TABLES[when], {**plain_columns(found), **table})
         result[when] = row | dict(self.family.evaluate(samples)) | {"oracle_calls": float(self.ledger.calls)}
         write_json(self.folder / EVALUATION, result)
         return result

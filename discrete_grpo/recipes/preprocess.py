@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from discrete_grpo.core.checks import check_range
 from discrete_grpo.datasets.reading import check_file
 from discrete_grpo.datasets.shard_building import ShardOptions, build_shards
 from discrete_grpo.datasets.shards import FORMS
 from discrete_grpo.datasets.text_files import MAX_BYTES, path_named
 from discrete_grpo.recipes.molecules import data_file, report_broken
 from discrete_grpo.runs.console import progress
+from discrete_grpo.runs.lock import locked_folder
 
 __all__ = ["ShardOptions", "preprocess"]
 
@@ -37,12 +39,13 @@ def preprocess(
 
     Raises:
         FileNotFoundError: if there is no such file.
-        ValueError: as :func:`~discrete_grpo.datasets.shard_building.build_shards`.
+        ValueError: as :func:`~discrete_grpo.datasets.shard_building.build_shards`, or if another process works in the folder.
     """
     path, folder, options = data_file(str(data)), Path(output_dir), options or ShardOptions()
     with path_named("data"):
         check_file(path)
-    with path_named("data"), progress("lines", None) as shown:
+    check_range("max_broken", max_broken, least=0, most=1, note=" (a share of the lines)")  # before the lock makes the folder
+    with locked_folder(folder), path_named("data"), progress("lines", None) as shown:
         found = build_shards(path, folder, options, max_broken=max_broken, max_bytes=max_bytes, jobs=jobs, tell=shown.reach)
     good = found["molecules"] + found["dropped"]
     report_broken(path, found["examples"], good, count=found["broken"])

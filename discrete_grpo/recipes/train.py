@@ -13,10 +13,10 @@ from torch import nn
 from discrete_grpo.core.checks import check_fields, check_folder_name, check_range, check_whole, told_as
 from discrete_grpo.core.option_names import check_options, known_options
 from discrete_grpo.core.own_surrogate import SurrogateFunc
-from discrete_grpo.core.reward_arguments import as_rewards, check_callables, function_names, reward_names
+from discrete_grpo.core.reward_arguments import check_callables, checked_reward, function_names, reward_names
 from discrete_grpo.core.rollout import Reward
 from discrete_grpo.policies.options import Likelihood, NodeCount, graph_part, with_options, without_likelihood
-from discrete_grpo.recipes.before_and_after import MEMORIES, Evaluations, Memories, Results
+from discrete_grpo.recipes.before_and_after import Evaluations, Memories, Results
 from discrete_grpo.recipes.conditions import check_read, column_names, kept_columns, prepare_and_tell, read_columns
 from discrete_grpo.recipes.families import Columns, View, check_view, seen_by
 from discrete_grpo.recipes.lengthened import check_length
@@ -29,7 +29,7 @@ from discrete_grpo.recipes.reward_workers import in_workers
 from discrete_grpo.rewards.ledger import Ledger, open_ledger, reserved
 from discrete_grpo.runs.checkpoint import CheckpointError, Checkpoints, save, withdraw_export
 from discrete_grpo.runs.console import print_table
-from discrete_grpo.runs.recorder import SAMPLES, check_unused
+from discrete_grpo.runs.folder import MEMORIES, SAMPLES, check_unused
 from discrete_grpo.runs.serialization import check_savable
 from discrete_grpo.runs.settings import tell_changed_settings, tell_new_folder
 from discrete_grpo.runs.trackers import ReportTo, open_trackers
@@ -182,7 +182,7 @@ def train(
     given = None if columns is None or isinstance(columns, str) else [dict(condition) for condition in read_columns(columns)]
     recipe = TrainRecipe(
         policy=str(policy) if isinstance(policy, str | Path) else type(policy).__name__,
-        reward=as_rewards(reward),
+        reward=checked_reward(reward),
         output_dir=str(output_dir),
         grpo=grpo or GRPOConfig(),
         columns=columns if isinstance(columns, str) else given,
@@ -252,7 +252,8 @@ def _run(
 ) -> Results:
     """:func:`run_train` with its policy, and with the rewards where they are scored; ``given`` are those of the recipe."""
     family, folder = loaded.family, Path(recipe.output_dir)
-    scored = _scores_given(recipe, loaded, resume, resumed := resume and bool(Checkpoints(folder).all()))
+    resumed = resume and bool(Checkpoints(folder).all())
+    scored = _scores_given(recipe, loaded, resume, resumed)
     start = copy.deepcopy(loaded.policy) if processes.first and recipe.evaluation_samples else None
     memories = Memories(recipe.rewards, folder / MEMORIES if processes.first else None, resume=resume)
     loaded = replace(loaded, policy=_trained(loaded.policy, recipe, resumed))
@@ -280,9 +281,9 @@ def _run(
                 **functions,
             )
         offline = None if scored is None else _offline(recipe, trainer.policy, scored, metadata, resume)
-        if resumed and processes.first and trainer.step < recipe.grpo.max_steps:
-            withdraw_export(folder)
         _in_first(processes, ledger, lambda: evaluations.before(start))
+        if resumed and processes.first and trainer.step < recipe.grpo.max_steps:  # nothing above has refused the resume
+            withdraw_export(folder)
         start = None  # no second policy in the memory of the device
         _learn(trainer, offline, ledger, recipe.evaluation_samples)
         metadata["grpo_steps"] = trainer.step
@@ -382,9 +383,9 @@ def _train_offline(
     """A run without rewards: off-line updates alone."""
     metadata = {**loaded.metadata, "policy": recipe.policy, "offline_steps": recipe.offline_steps}
     offline = _offline(recipe, loaded.policy, scored, metadata, resume)
+    evaluations.before(start)
     if resume and offline.step < recipe.offline_steps:
         withdraw_export(evaluations.folder)
-    evaluations.before(start)
     offline.train()
     return _finish(evaluations, without_lora(loaded.policy), metadata, recipe.offline_steps)
 

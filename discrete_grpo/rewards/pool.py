@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import threading
 import time
 import weakref
@@ -25,6 +26,9 @@ from discrete_grpo.rewards.pool_backends import LocalProcesses, RayActors, Worke
 from discrete_grpo.rewards.pool_worker import find, resolve
 
 __all__ = ["RewardPool"]
+
+USED_UP = re.compile(r"raised (\w*MemoryError|OSError):")
+"""Failures that every later sample of the worker would share: no memory, or no open files. Subclasses of OSError do not match."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,9 @@ class RewardPool:
     """Another reward, computed by several worker processes.
 
     A sample whose worker dies or is late, or on which the reward raises, is tried again ``retries`` times. Then it is unknown
-    (None) and stands in :meth:`take_failures` with the reason; the worker is replaced. Workers start with the first call and
+    (None) and stands in :meth:`take_failures` with the reason. A worker that dies or is late is replaced, and so is one whose
+    reward raises a MemoryError or a plain OSError on a single sample, as it may have used up its memory or its open files.
+    After any other error, such as a ValueError or a FileNotFoundError, the worker goes on. Workers start with the first call and
     stop with :meth:`close`, at the end of the ``with`` block, or with this process, however it ends.
 
     Args:
@@ -239,6 +245,8 @@ class RewardPool:
         if task is None:
             seat.ready = True
         elif isinstance(rest[0], str):
+            if len(task.indices) == 1 and USED_UP.match(rest[0]):
+                self._remove(seat)
             self._failed(job, task, rest[0])
         else:
             self._scored(job, task, rest[0])

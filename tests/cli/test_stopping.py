@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import random
@@ -18,6 +19,7 @@ import pytest
 import torch
 
 from discrete_grpo.cli import main
+from discrete_grpo.cli.commands import RUNS
 from tests.command_line import GRPO, PRETRAIN, Refuse, lines, outcome, train
 
 if TYPE_CHECKING:
@@ -189,6 +191,30 @@ def test_resume_passes_over_damaged_checkpoints(refuse: Refuse) -> None:
     assert "run: run is no run folder" in refuse("resume", "run")
     Path("run/run.json").write_text('{"command": "rm"}')
     assert "run: run is no run folder" in refuse("resume", "run")
+
+
+def killed(path: Path, content: Any) -> None:
+    """Leave what a kill in the middle of an atomic write leaves."""
+    path.with_name(f".{path.name}.0123456789ab.tmp").touch()
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("command", RUNS)
+@pytest.mark.parametrize("write", ["write_text", "write_json"])
+def test_a_command_that_was_killed_while_it_wrote_its_settings_can_be_given_again(
+    command: str, write: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = [command, "--output_dir=run", *(["--data=good.smi"] if command == "sft" else [])]
+    ran: list[Any] = []
+    monkeypatch.setattr("discrete_grpo.cli.runs.recipe_of", lambda name: (None, ran.append))
+    with monkeypatch.context() as patch:
+        patch.setattr(f"discrete_grpo.runs.recorder.{write}", killed)
+        assert main(arguments) == 130
+    assert not Path("run/run.json").exists()
+    assert ran == []
+    assert main(arguments) == 0
+    assert len(ran) == 1
+    assert json.loads(Path("run/run.json").read_text()) == {"command": command}
 
 
 def test_of_several_processes_only_the_first_makes_the_folder(monkeypatch: pytest.MonkeyPatch) -> None:

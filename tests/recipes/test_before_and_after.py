@@ -13,12 +13,13 @@ import pytest
 import torch
 
 from discrete_grpo.core.scoring import Failure, RewardError, take_failures
-from discrete_grpo.recipes.before_and_after import MEMORIES, Evaluations, Memories
+from discrete_grpo.recipes.before_and_after import Evaluations, Memories
 from discrete_grpo.recipes.loading import load
 from discrete_grpo.recipes.train import TrainRecipe, run_train
 from discrete_grpo.rewards.combine import WeightedSum
 from discrete_grpo.rewards.ledger import Ledger
 from discrete_grpo.rewards.molecules import molecular_weight, qed
+from discrete_grpo.runs.folder import MEMORIES
 from discrete_grpo.runs.recorder import read_evaluation, read_metrics, read_samples
 from discrete_grpo.runs.serialization import CheckpointError
 from discrete_grpo.training.config import GRPOConfig
@@ -145,6 +146,39 @@ def test_a_policy_that_has_begun_to_learn_is_not_measured_as_the_one_before(shor
     more = replace(short_run, output_dir=str(tmp_path), grpo=replace(SMALL, save_steps=1, max_steps=4))
     assert set(run_train(more, resume=True)) == {"after"}
     assert set(read_evaluation(tmp_path)) == {"after"}
+
+
+@pytest.mark.parametrize("offline", [False, True])
+def test_a_damaged_evaluation_is_refused_before_the_policy_is_taken_back(
+    short_run: TrainRecipe, tmp_path: Path, offline: bool
+) -> None:
+    table = tmp_path / "scored.csv"
+    table.write_text("smiles,y\n" + "".join(f"{'C' * k},{k}\n" for k in (1, 2, 3, 4)))
+    run = replace(short_run, output_dir=str(tmp_path / "run"), evaluation_samples=4, grpo=replace(SMALL, max_steps=1))
+    longer = replace(run, grpo=SMALL)
+    if offline:
+        run = replace(run, data=str(table), score_column="y", reward=[], offline_steps=1)
+        longer = replace(run, offline_steps=2)
+    run_train(run)
+    evaluation, policy = tmp_path / "run/evaluation.json", tmp_path / "run/policy/model.safetensors"
+    whole, before = evaluation.read_bytes(), policy.read_bytes()
+    evaluation.write_bytes(whole[:20])
+    with pytest.raises(ValueError, match=r"evaluation\.json: no JSON"):
+        run_train(longer, resume=True)
+    assert policy.read_bytes() == before
+
+
+def test_a_resume_without_the_evaluation_before_says_so(
+    short_run: TrainRecipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = replace(short_run, output_dir=str(tmp_path), evaluation_samples=4, grpo=replace(SMALL, max_steps=1))
+    run_train(run)
+    run_train(run, resume=True)
+    assert "cannot be made again" not in capsys.readouterr().err
+    (tmp_path / "evaluation.json").unlink()
+    assert set(run_train(run, resume=True)) == {"after"}
+    said = f"{tmp_path / 'evaluation.json'}: no evaluation before training, and it cannot be made again, as training has begun"
+    assert [line for line in capsys.readouterr().err.splitlines() if "made again" in line] == [said]
 
 
 class Fragile:

@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 
 from discrete_grpo.cli.__main__ import main
 from discrete_grpo.datasets.enumeration import enumerated_smiles
+from discrete_grpo.recipes.preprocess import preprocess
 
 COMMON = ("--pretrain.max_steps=6", "--pretrain.batch_size=16", "--evaluation_samples=0", "--data_name=some")
 
@@ -54,6 +55,17 @@ def test_training_on_shards_gives_the_bits_of_training_on_the_file(
     assert metrics[0] == metrics[1]
     described = [json.loads((run / "policy" / "config.json").read_text()) for run in (ours, theirs)]
     assert described[0] == described[1]
+
+
+def test_a_refused_build_leaves_no_folder(file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "new" / "shards"
+    with pytest.raises(ValueError, match=r"^max_broken: 2\.0, expected"):
+        preprocess(file, out, max_broken=2.0, jobs=1)
+    assert not out.parent.exists()
+    (table := tmp_path / "table.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(ValueError, match="column"):
+        preprocess(table, out, jobs=1)
+    assert not out.exists()
 
 
 def test_the_command_says_what_it_made_and_what_it_left_out(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

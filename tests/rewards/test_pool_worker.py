@@ -41,6 +41,33 @@ def test_a_worker_that_is_ended_while_python_ends_prints_nothing() -> None:
     assert (process.returncode, said) == (-signal.SIGTERM, "")
 
 
+MOVING = """
+import os, sys
+class Moving:
+    def __init__(self):
+        os.chdir("/")
+    def __call__(self, samples):
+        return [float(any(m.partition(".")[0] in ("numpy", "torch", "rdkit", "pathlib") for m in sys.modules)) for s in samples]
+"""
+
+
+def test_a_worker_imports_no_library_and_nothing_from_the_folder_that_its_reward_moves_to(tmp_path: Path) -> None:
+    (tmp_path / "moving_reward.py").write_text(MOVING)
+    package = Path(pool_worker.__file__).parents[2]
+    own, other = socket.socketpair()
+    command = [sys.executable, "-S", pool_worker.__file__, str(other.fileno())]  # -S: no path to the package but that below
+    with other:
+        process = subprocess.Popen(command, pass_fds=(other.fileno(),), start_new_session=True, cwd=package)
+    path = ["", *(place for place in sys.path if place and not Path(place, "discrete_grpo").exists()), str(tmp_path)]
+    connection = Connection(own.detach())
+    connection.send_bytes(pickle.dumps((path, pickle.dumps(("moving_reward.Moving", None)))))
+    assert connection.recv() == ("ready",)
+    connection.send((["a"], {}))
+    assert connection.recv() == ("done", [(0.0, None)])
+    connection.close()
+    process.wait(timeout=60)
+
+
 def test_tensors_are_sent_by_value() -> None:
     batch = GraphBatch(
         torch.ones(64, 5, dtype=torch.long), torch.zeros(64, 5, 5, dtype=torch.long), torch.ones(64, 5, dtype=torch.bool)
@@ -68,3 +95,20 @@ def test_the_working_folder_is_that_of_the_start_in_every_call(tmp_path: Path, m
     (tmp_path / "table.txt").write_text("5")
     with RewardPool(pool_rewards.moves, workers=1, retries=0) as pool:
         assert pool(["a", "b", "c"]) == [5.0, 5.0, 5.0]
+
+
+@pytest.mark.parametrize("resource", ["memory", "files"])
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_worker_without_memory_or_files_is_replaced_and_loses_nothing(resource: str, size: int) -> None:
+    with RewardPool(pool_rewards.used_up, workers=1, chunk_size=size) as pool:
+        first = pool(["a"])
+        found = pool([resource, "b", "c", "d", "e", "f"])
+        assert None not in found
+        assert pool.take_failures() == []
+        assert pool(["g"]) != first
+
+
+def test_a_sample_that_cannot_be_scored_leaves_its_worker_alone() -> None:
+    with RewardPool(pool_rewards.used_up, workers=1) as pool:
+        (pid,) = pool(["a"])
+        assert pool(["bad", "bad", "b", "bad"]) == [None, None, pid, None]

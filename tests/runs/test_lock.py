@@ -13,12 +13,12 @@ import pytest
 from discrete_grpo import benchmark
 from discrete_grpo.cli import main
 from discrete_grpo.recipes.new_run import withdrawn_on_failure
-from discrete_grpo.runs.lock import alone
+from discrete_grpo.runs.lock import locked_folder
 
 HOLD = """
 import sys
-from discrete_grpo.runs.lock import alone
-with alone(sys.argv[1]):
+from discrete_grpo.runs.lock import locked_folder
+with locked_folder(sys.argv[1]):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -40,7 +40,7 @@ def busy(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_second_process_is_refused_and_changes_nothing(busy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = f"another process is working in {busy}, expected one at a time"
-    with pytest.raises(ValueError, match=said), alone(busy):
+    with pytest.raises(ValueError, match=said), locked_folder(busy):
         pytest.fail("the folder was taken")
     with pytest.raises(ValueError, match=said), withdrawn_on_failure(busy, resume=True, calls_count=False):
         pytest.fail("the folder was taken")
@@ -57,30 +57,40 @@ def test_a_second_process_is_refused_and_changes_nothing(busy: Path, capsys: pyt
     assert {path.name for path in busy.iterdir()} == {"run.json", "config.yaml"}
 
 
+def test_two_builds_of_shards_do_not_share_a_folder(busy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    written = busy / ".shard-00000.bin.0123456789ab.tmp"
+    written.touch()
+    (busy.parent / "some.smi").write_text("CCO\nCC\n")
+    words = ["preprocess", str(busy.parent / "some.smi"), "--jobs=1"]
+    assert main([*words, f"--output_dir={busy}"]) == 2
+    assert f"output_dir: another process is working in {busy}, expected one at a time" in capsys.readouterr().err
+    assert list(busy.iterdir()) == [written]
+
+
 def test_a_lock_ends_with_its_block_and_leaves_no_empty_folder(tmp_path: Path) -> None:
     for _ in range(2):
-        with alone(tmp_path / "new"), alone(tmp_path / "new"):  # a command and what it calls
+        with locked_folder(tmp_path / "new"), locked_folder(tmp_path / "new"):  # a command and what it calls
             assert (tmp_path / "new").is_dir()
     assert list(tmp_path.iterdir()) == []
-    with alone(tmp_path / "kept"):
+    with locked_folder(tmp_path / "kept"):
         (tmp_path / "kept/metrics.jsonl").touch()
     assert (tmp_path / "kept").is_dir()
 
 
 def test_a_folder_that_cannot_be_made_is_left_to_the_run(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with alone(tmp_path / "file" / "run"), alone(tmp_path / "file"):
+    with locked_folder(tmp_path / "file" / "run"), locked_folder(tmp_path / "file"):
         pass
     assert (tmp_path / "file").is_file()
 
 
 def test_a_forked_child_holds_no_lock(tmp_path: Path) -> None:
-    with alone(tmp_path):
+    with locked_folder(tmp_path):
         reading, writing = os.pipe()
         if (child := os.fork()) == 0:  # a reward's own worker, which outlives the run
             os.read(reading, 1)
             os._exit(0)
-    code = f"from discrete_grpo.runs.lock import alone\nwith alone({str(tmp_path)!r}): print('free')"
+    code = f"from discrete_grpo.runs.lock import locked_folder\nwith locked_folder({str(tmp_path)!r}): print('free')"
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     try:
         done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
