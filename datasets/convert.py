@@ -1,8 +1,8 @@
-"""Conversion of graph batches from and to PyTorch Geometric and networkx.
+"""Conversion of graph batches to PyTorch Geometric and back, and the classes of networkx graphs as matrices.
 
 Node classes are ``x`` and edge classes ``edge_attr``, both integers; an edge that is listed has a class of at least 1,
 and class 0 is "no edge". If they are missing, node classes are 0 and edge classes 1. In PyG, ``edge_index`` lists each
-edge in both directions; :func:`to_pyg` gives the shapes of PyG's own ZINC set, ``x`` [n, 1] and ``edge_attr`` [E].
+edge in both directions; :func:`batch_to_pyg` gives the shapes of PyG's own ZINC set, ``x`` [n, 1] and ``edge_attr`` [E].
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     import networkx as nx
     from torch_geometric.data import Data
 
-__all__ = ["from_networkx", "from_pyg", "graph_classes", "to_networkx", "to_pyg"]
+__all__ = ["batch_to_pyg", "graph_classes", "pyg_to_batch"]
 
 
-def to_pyg(batch: GraphBatch) -> list[Data]:
+def batch_to_pyg(batch: GraphBatch) -> list[Data]:
     """Convert to one ``torch_geometric.data.Data`` per graph, without padding, with edges sorted by (i, j)."""
     from torch_geometric.data import Data
 
@@ -35,8 +35,8 @@ def to_pyg(batch: GraphBatch) -> list[Data]:
     return graphs
 
 
-def from_pyg(graphs: Sequence[Data]) -> GraphBatch:
-    """Inverse of :func:`to_pyg`; also takes ``x`` of shape [n] and ``edge_attr`` of shape [E, 1].
+def pyg_to_batch(graphs: Sequence[Data]) -> GraphBatch:
+    """Inverse of :func:`batch_to_pyg`; also takes ``x`` of shape [n] and ``edge_attr`` of shape [E, 1].
 
     Raises:
         ValueError: naming the graph, if it is directed, has a self-loop or a repeated edge, or classes are not integers.
@@ -53,36 +53,11 @@ def from_pyg(graphs: Sequence[Data]) -> GraphBatch:
     return _collate(parts)
 
 
-def to_networkx(batch: GraphBatch) -> list[nx.Graph]:
-    """Convert to one ``networkx.Graph`` on nodes 0 to n-1 per graph, with node attribute ``x`` and edge attribute ``edge_attr``."""
-    import networkx as nx
-
-    graphs = []
-    for nodes, edges, n in zip(batch.nodes, batch.edges, batch.sizes.tolist(), strict=True):
-        graph = nx.Graph()
-        graph.add_nodes_from((i, {"x": kind}) for i, kind in enumerate(nodes[:n].tolist()))
-        upper = edges[:n, :n].triu(1)
-        where = upper.nonzero()
-        orders = upper[where[:, 0], where[:, 1]].tolist()
-        graph.add_edges_from((i, j, {"edge_attr": order}) for (i, j), order in zip(where.tolist(), orders, strict=True))
-        graphs.append(graph)
-    return graphs
-
-
-def from_networkx(graphs: Sequence[nx.Graph]) -> GraphBatch:
-    """Inverse of :func:`to_networkx`; nodes keep the order of the graph, whatever their names.
-
-    Raises:
-        ValueError: naming the graph, if it is directed, a multigraph, has a self-loop, or classes are not integers.
-    """
-    return _collate([graph_classes(graph, f"graphs[{k}]") for k, graph in enumerate(graphs)])
-
-
 def graph_classes(graph: nx.Graph, name: str) -> tuple[Int[Tensor, " node"], Int[Tensor, "node node"]]:
     """Return the node classes and the matrix of edge classes of one graph, without padding; errors begin with ``name``.
 
     Raises:
-        ValueError: as :func:`from_networkx`.
+        ValueError: if it is directed, a multigraph, has a self-loop, or classes are not integers.
     """
     if graph.is_directed() or graph.is_multigraph():
         raise ValueError(f"{name}: a {type(graph).__name__}, expected an undirected networkx.Graph")

@@ -20,6 +20,8 @@ from discrete_grpo.datasets.arrays import read_arrays
 from discrete_grpo.datasets.packing import MAX_ATOMS, Packer, pack
 from discrete_grpo.datasets.reading import (
     array_lines,
+    broken_array,
+    broken_lines,
     cache_file,
     check_broken,
     check_file,
@@ -347,7 +349,7 @@ def _write_cache(path: Path, dataset: MoleculeDataset, dropped: int) -> None:
         lines=np.array(dataset.lines, dtype=np.int64),
         vocabulary=text_array(dataset.vocabulary.atoms),
         smiles=text_array(dataset.smiles),
-        broken=text_array([f"{line}\t{text}" for line, text in dataset.broken]),
+        broken=broken_array(dataset.broken),
     )
 
 
@@ -355,7 +357,7 @@ def _read_cache(file: BinaryIO, name: str) -> tuple[MoleculeDataset, int]:
     """Read the data set and the number of molecules of other sizes in the file."""
     stored = read_arrays(file)
     graphs = PackedGraphs(*(torch.from_numpy(stored[k]) for k in ("nodes", "pairs", "sizes")))
-    broken = tuple((int(line), text) for line, text in (row.split("\t", 1) for row in array_lines(stored["broken"])))
+    broken = broken_lines(stored["broken"])
     vocabulary = Vocabulary(array_lines(stored["vocabulary"]))
     dropped = int(stored["dropped"][0])
     smiles, lines = array_lines(stored["smiles"]), tuple(stored["lines"].tolist())

@@ -33,6 +33,8 @@ __all__ = [
     "NoMoleculesError",
     "SmilesFile",
     "array_lines",
+    "broken_array",
+    "broken_lines",
     "cache_file",
     "check_broken",
     "check_cache_dir",
@@ -303,6 +305,16 @@ def array_lines(array: np.ndarray[Any, np.dtype[np.uint8]]) -> tuple[str, ...]:
     """Inverse of :func:`text_array`."""
     text = array.tobytes().decode()
     return tuple(text.split("\n")) if text else ()
+
+
+def broken_array(broken: Iterable[tuple[int, str]]) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Encode the numbers and texts of broken lines, as :func:`text_array` encodes texts."""
+    return text_array([f"{line}\t{text}" for line, text in broken])
+
+
+def broken_lines(array: np.ndarray[Any, np.dtype[np.uint8]]) -> tuple[tuple[int, str], ...]:
+    """Inverse of :func:`broken_array`."""
+    return tuple((int(line), text) for line, text in (row.split("\t", 1) for row in array_lines(array)))
 
 
 def from_cache(path: Path, read: Callable[[BinaryIO], _T]) -> _T | None:

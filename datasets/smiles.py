@@ -23,6 +23,8 @@ from discrete_grpo.datasets.reading import (
     BLOCK,
     PARALLEL_ROWS,
     array_lines,
+    broken_array,
+    broken_lines,
     cache_file,
     check_broken,
     check_file,
@@ -257,14 +259,14 @@ def _write_cache(path: Path, data: SmilesLines) -> None:
         smiles=text_array(data.smiles),
         scaffolds=text_array(data.scaffolds),
         values=data.values.numpy(),
-        broken=text_array([f"{line}\t{text}" for line, text in data.broken]),
+        broken=broken_array(data.broken),
         lines=np.array(data.lines, dtype=np.int64),
     )
 
 
 def _read_cache(file: BinaryIO, properties: tuple[str, ...], name: str) -> SmilesLines:
     stored = read_arrays(file)
-    broken = tuple((int(line), text) for line, text in (row.split("\t", 1) for row in array_lines(stored["broken"])))
+    broken = broken_lines(stored["broken"])
     smiles, scaffolds = array_lines(stored["smiles"]), array_lines(stored["scaffolds"])
     values, lines = torch.from_numpy(stored["values"]), tuple(stored["lines"].tolist())
     return SmilesLines(smiles, scaffolds or ("",) * len(smiles), values, properties, broken, name, lines)

@@ -19,7 +19,7 @@ from rdkit.rdBase import rdkitVersion
 
 from discrete_grpo.core.checks import check_range, check_samples
 from discrete_grpo.datasets.arrays import read_arrays
-from discrete_grpo.datasets.reading import array_lines, check_broken, content_key, from_cache, text_array, write_arrays
+from discrete_grpo.datasets.reading import broken_array, broken_lines, check_broken, content_key, from_cache, write_arrays
 from discrete_grpo.datasets.text_files import MAX_BYTES, suffix_of, text_lines
 from discrete_grpo.domains.conformers import DECIMALS, as_stored, embed
 from discrete_grpo.domains.smiles import parse_smiles
@@ -242,7 +242,7 @@ def _write_cache(path: Path, data: SpatialDataset) -> None:
         bonds=np.array([bond for m in every for bond in m.bonds], dtype=np.int32).reshape(-1, 3),
         positions=np.rint(positions * 10**DECIMALS).astype(np.int32),
         sources=np.array(data.sources, dtype=np.int64),
-        broken=text_array([f"{k}\t{reason}" for k, reason in data.broken]),
+        broken=broken_array(data.broken),
     )
 
 
@@ -257,7 +257,7 @@ def _read_cache(file: BinaryIO, name: str) -> SpatialDataset:
         rows = slice(atom, atom + n)
         molecules.append(SpatialMolecule(tuple(symbols[rows]), charges[rows], bonds[bond : bond + m], positions[rows]))
         atom, bond = atom + n, bond + m
-    broken = tuple((int(k), text) for k, text in (line.split("\t", 1) for line in array_lines(stored["broken"])))
+    broken = broken_lines(stored["broken"])
     return SpatialDataset(tuple(molecules), tuple(stored["sources"].tolist()), broken, name)
 
 

@@ -31,7 +31,6 @@ __all__ = [
     "GraphSplits",
     "GraphStatistics",
     "dataset_from_networkx",
-    "erdos_renyi",
     "graph_statistics",
     "make_splits",
     "planar",
@@ -118,17 +117,6 @@ def two_communities(num_nodes: int, generator: np.random.Generator, *, p_in: flo
     if not any(of[u] != of[v] for u, v in graph.edges):
         graph.add_edge(int(generator.integers(half)), int(half + generator.integers(half)))
     return graph
-
-
-def erdos_renyi(num_nodes: int, p: float, generator: np.random.Generator) -> nx.Graph:
-    """Draw a graph G(n, p): every pair is an edge with probability ``p``.
-
-    Raises:
-        ValueError: for an argument out of its range.
-    """
-    check_range("num_nodes", num_nodes, least=1)
-    check_range("p", p, least=0, most=1)
-    return _random_pairs(np.full((num_nodes, num_nodes), p), generator)
 
 
 def _random_pairs(probability: np.ndarray, generator: np.random.Generator) -> nx.Graph:

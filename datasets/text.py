@@ -32,7 +32,6 @@ __all__ = [
     "TextDataset",
     "corrupt_lines",
     "is_sentence",
-    "load_text",
     "mask_lines",
     "read_lines",
     "sentences",
@@ -212,27 +211,6 @@ def read_lines(path: str | Path, *, max_bytes: int = MAX_BYTES) -> list[tuple[in
     if not found:
         raise ValueError(f"path: {str(path)!r} is empty, expected at least one line of text")
     return found
-
-
-def load_text(
-    path: str | Path,
-    *,
-    pattern: str = CHARACTERS,
-    tokenizer: Tokenizer | None = None,
-    block_size: int | None = None,
-    long_lines: LongLines = "error",
-    max_bytes: int = MAX_BYTES,
-) -> TextDataset:
-    """Tokenize the lines of a text file; see :func:`read_lines` and :func:`text_dataset`.
-
-    Raises:
-        FileNotFoundError: if there is no such file.
-        ValueError: if it is empty, or a line of it is too long or has a token outside the alphabet.
-    """
-    found = read_lines(path, max_bytes=max_bytes)
-    numbers, lines = [k for k, _ in found], [line for _, line in found]
-    options = {"pattern": pattern, "tokenizer": tokenizer, "block_size": block_size, "long_lines": long_lines}
-    return text_dataset(lines, name=str(path), numbers=numbers, **options)  # type: ignore[arg-type]
 
 
 # Blanks and corruption -----------------------------------------------------------------------------------------------

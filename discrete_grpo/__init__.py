@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from discrete_grpo.rewards.task import Task
     from discrete_grpo.testing import check_policy
     from discrete_grpo.training.config import GRPOConfig, PretrainConfig
+    from discrete_grpo.training.local_search import local_search
     from discrete_grpo.training.pretrain import Pretrainer
     from discrete_grpo.training.trainer import GRPOTrainer
 
@@ -75,6 +76,7 @@ __all__ = [
     "evaluate",
     "group_contexts",
     "load_policy",
+    "local_search",
     "molecule_policy",
     "molecule_reward",
     "optimise",
@@ -105,6 +107,7 @@ _MODULES = {
     "recipes.smiles": ("PretrainSmilesRecipe",),
     "recipes.spatial": ("PretrainSpatialRecipe",),
     "recipes.text": ("PretrainTextRecipe",),
+    "training.local_search": ("local_search",),
     "training.pretrain": ("Pretrainer",),
     "training.trainer": ("GRPOTrainer",),
     "recipes.evaluate": ("evaluate",),

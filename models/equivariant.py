@@ -46,7 +46,7 @@ from discrete_grpo.models.pair_geometry import Pairs, lengths, moved, pair_invar
 from discrete_grpo.models.pairs import FilmNorm
 from discrete_grpo.models.recompute import run_layer
 
-__all__ = ["BASE", "SMALL", "EquivariantConfig", "EquivariantSizes", "EquivariantTransformer", "SingleFieldNetwork"]
+__all__ = ["BASE", "SMALL", "EquivariantConfig", "EquivariantSizes", "EquivariantTransformer"]
 
 SMALL: dict[str, Any] = {"layers": 6, "heads": 8, "width": 128, "edge_width": 48, "global_width": 64}
 """About 1 M parameters: laptops, QM9-sized molecules."""
@@ -331,46 +331,3 @@ def _head(width: int, classes: int) -> nn.Sequential:
 def _by_field(logits: Float[Tensor, "*batch total"], classes: Mapping[str, int]) -> dict[str, Tensor]:
     names = sorted(classes)
     return dict(zip(names, logits.split([classes[name] for name in names], -1), strict=True))
-
-
-class SingleFieldNetwork(nn.Module):
-    """A network over one node field and one undirected pair field as a network of a graph policy.
-
-    It is called as ``(nodes [B, N], edges [B, N, N], time [B], mask [B, N]) -> (node logits, edge logits)``, see
-    :class:`~discrete_grpo.policies.graph.GraphPolicy`.
-
-    Args:
-        network: has one field per node, one undirected field per pair and no positions.
-
-    Raises:
-        ValueError: for a network with other fields.
-    """
-
-    def __init__(self, network: EquivariantTransformer) -> None:
-        super().__init__()
-        config = network.config
-        if len(config.node_fields) != 1 or len(config.edge_fields) != 1 or config.directed or config.positions:
-            told = f"{len(config.node_fields)} node fields, {len(config.edge_fields)} edge fields"
-            more = "".join([", directed" if config.directed else "", ", positions" if config.positions else ""])
-            raise ValueError(f"network: {told}{more}, expected one node field and one undirected edge field without positions")
-        self.network = network
-        [self.node_name], [self.edge_name] = config.node_fields, config.edge_fields
-
-    def init_args(self) -> dict[str, EquivariantTransformer]:
-        """Arguments that build this network again, kept in a checkpoint."""
-        return {"network": self.network}
-
-    def compiled_parts(self) -> list[nn.Module]:
-        """The modules that ``torch.compile`` compiles."""
-        return self.network.compiled_parts()
-
-    def forward(
-        self,
-        nodes: Int[Tensor, "batch node"],
-        edges: Int[Tensor, "batch node node"],
-        time: Float[Tensor, " batch"],
-        mask: Bool[Tensor, "batch node"],
-    ) -> tuple[Float[Tensor, "batch node node_class"], Float[Tensor, "batch node node edge_class"]]:
-        """Logits over clean classes; see :meth:`EquivariantTransformer.forward`."""
-        found = self.network({self.node_name: nodes}, {self.edge_name: edges}, None, time, mask)
-        return found.nodes[self.node_name], found.edges[self.edge_name]

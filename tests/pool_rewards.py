@@ -108,6 +108,21 @@ def with_child(samples: list[str], **columns: Any) -> list[float]:
     return [0.0]
 
 
+USED_UP: list[Exception] = []
+"""What this process raises on every sample from now on."""
+
+
+def used_up(samples: list[str], **columns: Any) -> list[float]:
+    """A sample that names an error leaves its process unable to score anything more; ``bad`` alone cannot be scored."""
+    errors = {"memory": MemoryError(), "files": OSError(24, "Too many open files")}
+    USED_UP.extend(errors[sample] for sample in samples if sample in errors)
+    if "bad" in samples:
+        raise FileNotFoundError("bad")
+    if USED_UP and samples[0] not in errors:
+        raise USED_UP[0]
+    return [float(os.getpid())] * len(samples)
+
+
 def who(samples: list[str], **columns: Any) -> list[float]:
     return [float(os.getpid())] * len(samples)
 

@@ -19,14 +19,14 @@ from discrete_grpo.core.checks import check_folder_name, check_range, check_whol
 from discrete_grpo.core.json_files import plain, read_json
 from discrete_grpo.core.processes import usable_cores
 from discrete_grpo.runs.console import print_notes
-from discrete_grpo.runs.recorder import check_free, check_unused
+from discrete_grpo.runs.folder import BENCHMARK, RUN, check_free, check_unused
 
 if TYPE_CHECKING:
     from discrete_grpo.rewards.task import Task
 
 __all__ = ["PAGE", "PLAN", "RESULTS", "SCORES", "TABLE", "Plan", "Request", "make_plan", "no_benchmark"]
 
-PLAN, SCORES = "benchmark.json", "scores.sqlite"
+PLAN, SCORES = BENCHMARK, "scores.sqlite"
 RESULTS, TABLE, PAGE = "results.json", "results.md", "results.html"
 FOR_SUITES: dict[str, Any] = {"receptors": None, "exhaustiveness": 1, "reference": None, "classifiers": None, "trusted": ()}
 """Options that only tasks of suites take, with their defaults."""
@@ -261,7 +261,7 @@ def _folder(given: str | Path, suite: str) -> Path:
         raise ValueError(
             f"output_dir: {folder} holds a benchmark of {before.get('suite')}, expected one of {suite} or another folder"
         )
-    if before is None and (folder / "run.json").exists():
+    if before is None and (folder / RUN).exists():
         raise ValueError(f"output_dir: {folder} holds a run of another kind, expected a benchmark or another folder")
     if before is None and _has_rows(folder):
         if _has_entries(folder):

@@ -22,7 +22,7 @@ from discrete_grpo.core.json_files import read_json
 from discrete_grpo.core.processes import check_one_process
 from discrete_grpo.runs.console import print_notes
 from discrete_grpo.runs.database import move_if_damaged
-from discrete_grpo.runs.lock import alone
+from discrete_grpo.runs.lock import locked_folder
 
 if TYPE_CHECKING:
     from discrete_grpo.rewards.task import Task
@@ -117,7 +117,7 @@ def benchmark(
         plan.folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(f"output_dir: {plan.folder} cannot be made ({error.strerror}), expected a folder to write in") from error
-    with alone(plan.folder):
+    with locked_folder(plan.folder):
         try:
             note_run(plan, command or "discrete_grpo.benchmark(...)")
             _run(plan, request)

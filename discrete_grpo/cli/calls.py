@@ -12,6 +12,7 @@ from discrete_grpo.cli.import_path import append_working_folder, names_class
 from discrete_grpo.cli.importing import value_at
 from discrete_grpo.cli.listing import print_list
 from discrete_grpo.cli.runs import resume
+from discrete_grpo.runs.folder import BENCHMARK, METRICS, OPTIMISED, RUN, SEARCH
 
 __all__ = ["call"]
 
@@ -125,14 +126,14 @@ def _report(folder: Path) -> None:
     from discrete_grpo.recipes.families import run_family
     from discrete_grpo.runs.report.report import write_report
 
-    if (folder / "benchmark.json").is_file():
+    if (folder / BENCHMARK).is_file():
         from discrete_grpo.benchmarking.runner import write_files
 
         print(write_files(folder).page)
         return
-    known = ("run.json", "metrics.jsonl", "offline/metrics.jsonl", "optimise.json", "search.json")
+    known = (RUN, METRICS, f"offline/{METRICS}", OPTIMISED, SEARCH)
     if not any((folder / name).is_file() for name in known):
-        raise UsageError(f"run: {folder} is no run folder, expected one with {', '.join(known)} or benchmark.json")
+        raise UsageError(f"run: {folder} is no run folder, expected one with {', '.join(known)} or {BENCHMARK}")
     print(write_report(folder, render=run_family(folder).draw))
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from discrete_grpo.cli.commands import UsageError
 from discrete_grpo.core.interrupt import Interrupted
 from discrete_grpo.core.processes import is_first
+from discrete_grpo.runs.folder import CONFIG
 
 __all__ = ["check_changes", "may_change", "written"]
 
@@ -64,7 +65,7 @@ def written(folder: Path, settings: str) -> Iterator[None]:
     from discrete_grpo.runs.recorder import write_text
     from discrete_grpo.runs.settings import checkpoints_in
 
-    file = folder / "config.yaml"
+    file = folder / CONFIG
     own, seen = file.read_text(encoding="utf-8"), checkpoints_in(folder)
     if is_first() and settings != own:
         write_text(file, settings)

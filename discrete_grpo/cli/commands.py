@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from discrete_grpo.core.checks import did_you_mean
+from discrete_grpo.runs.folder import RUN
 
 __all__ = ["COMMANDS", "RUNS", "Recipe", "UsageError", "preset_about", "preset_path", "presets", "recipe_of"]
 
@@ -120,7 +121,7 @@ def preset_path(command: str, name: str) -> Path:
             hint = f"it is a bundled policy, which is given to a preset as --policy={name};"
         elif _is_file(Path(name)):
             hint = f"it is a file; data are given as --data={name};"
-        elif command == "train" and _is_file(Path(name) / "run.json"):
+        elif command == "train" and _is_file(Path(name) / RUN):
             hint = f"it is a run folder; to train its policy further give a preset and --policy={name};"
         raise UsageError(f"preset: {name!r} is unknown; {f'{hint} '.lstrip()}known: {', '.join(known)}")
     return Path(str(importlib.resources.files("discrete_grpo.cli.presets") / f"{name}.yaml"))

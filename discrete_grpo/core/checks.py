@@ -27,6 +27,7 @@ __all__ = [
     "check_text",
     "check_whole",
     "did_you_mean",
+    "nearest_name",
     "plain_number",
     "plain_scalar",
     "signature_of",
@@ -281,11 +282,17 @@ def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str
     >>> did_you_mean("trian", ["train", "sample"]), did_you_mean("QEDD", ["qed"]), did_you_mean("x", ["train"])
     ("did you mean 'train'?", "did you mean 'qed'?", '')
     """
+    near = nearest_name(name, known, cutoff)
+    return "" if near is None else f"did you mean {near!r}?"
+
+
+def nearest_name(name: str, known: Iterable[str], cutoff: float) -> str | None:
+    """Return the known name nearest to a mistyped one, or None where none is near; see :func:`did_you_mean`."""
     import difflib  # only a mistyped name needs it
 
     folded = {other.casefold(): other for other in known}
     near = difflib.get_close_matches(name.casefold(), folded, 1, cutoff)
-    return f"did you mean {folded[near[0]]!r}?" if near else ""
+    return folded[near[0]] if near else None
 
 
 @contextmanager

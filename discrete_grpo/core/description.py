@@ -5,34 +5,35 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-__all__ = ["describe", "description"]
+__all__ = ["attach_metadata", "description", "innermost"]
 
 P = TypeVar("P")
 
 
-def describe(policy: P, metadata: Mapping[str, Any]) -> P:
+def attach_metadata(policy: P, metadata: Mapping[str, Any]) -> P:
     """Attach ``metadata`` to a policy, or to the one that it wraps, and return the policy.
 
     Args:
         policy: a policy; a wrapper has the inner policy as its attribute ``policy``.
         metadata: JSON values, such as ``kind`` and ``statistics``; they are stored with every checkpoint of the policy.
     """
-    _innermost(policy).sample_metadata = dict(metadata)
+    innermost(policy).sample_metadata = dict(metadata)
     return policy
 
 
 def description(policy: Any) -> dict[str, Any]:
-    """Return the metadata that :func:`describe` attached to a policy; empty if there is none.
+    """Return the metadata that :func:`attach_metadata` attached to a policy; empty if there is none.
 
     >>> class Policy: ...
-    >>> description(describe(Policy(), {"kind": "text"})), description(Policy())
+    >>> description(attach_metadata(Policy(), {"kind": "text"})), description(Policy())
     ({'kind': 'text'}, {})
     """
-    found = getattr(_innermost(policy), "sample_metadata", None)
+    found = getattr(innermost(policy), "sample_metadata", None)
     return dict(found) if isinstance(found, Mapping) else {}
 
 
-def _innermost(policy: Any) -> Any:
+def innermost(policy: Any) -> Any:
+    """The policy inside all wrappers, or ``policy`` itself; a wrapper keeps the other one as its attribute ``policy``."""
     while hasattr(policy, "policy"):
         policy = policy.policy
     return policy

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
 
-from discrete_grpo.core.checks import did_you_mean
+from discrete_grpo.core.checks import did_you_mean, nearest_name
 
 __all__ = ["OTHER_NAMES", "STAND_INS", "check_keywords", "check_options", "known_options", "right_field"]
 
@@ -205,7 +205,7 @@ def check_keywords(given: Iterable[str], known: Sequence[str], groups: Mapping[s
 
 def _told(name: str, known: Sequence[str], inner: Mapping[str, tuple[str, str]]) -> str:
     """The text of an error about an unknown name; ``inner`` has the settings within each setting: field -> its place and class."""
-    near = None if name in NO_FIELD else _nearest(name, [*known, *inner])
+    near = None if name in NO_FIELD else nearest_name(name, [*known, *inner], 0.7)
     right = _renamed(name, known) or _renamed(name, list(inner)) or near
     if right is not None and right in inner:
         field_name, class_name = inner[right]
@@ -217,10 +217,3 @@ def _renamed(name: str, known: Sequence[str]) -> str | None:
     """The known option that is meant by a name of it or of another program; None for all other names."""
     meant = _known_as(name.casefold())
     return next((other for other in known if other in meant), None)
-
-
-def _nearest(name: str, known: Sequence[str]) -> str | None:
-    import difflib  # only a mistyped name needs it
-
-    near = difflib.get_close_matches(name.casefold(), known, 1, 0.7)
-    return near[0] if near else None

@@ -12,10 +12,10 @@ from discrete_grpo.core.checks import signature_of
 from discrete_grpo.core.rollout import Reward
 
 __all__ = [
-    "as_rewards",
+    "check_at_least_one",
     "check_callables",
     "check_forgets",
-    "check_some",
+    "checked_reward",
     "elsewhere",
     "function_names",
     "remembers",
@@ -87,8 +87,8 @@ def shape_or_type(value: object) -> str:
     return f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
 
 
-def as_rewards(given: Any) -> Any:
-    """Return the list of rewards of an argument ``reward``, which is a reward or a list of several.
+def checked_reward(given: Any) -> Any:
+    """Check the argument ``reward``: return one reward as it is, several as a list.
 
     Raises:
         ValueError: for anything that cannot be called.
@@ -143,7 +143,7 @@ def check_callables(rewards: Sequence[Any], columns: Collection[str] | None = No
     return list(rewards)
 
 
-def check_some(rewards: Sequence[Any], columns: Collection[str] | None = None) -> list[Any]:
+def check_at_least_one(rewards: Sequence[Any], columns: Collection[str] | None = None) -> list[Any]:
     """Check that there is at least one reward, and return the rewards after :func:`check_callables`.
 
     Raises:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import math
 import os
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -21,6 +18,7 @@ from discrete_grpo.core.checks import check_samples, check_whole
 from discrete_grpo.core.error_place import error_place
 from discrete_grpo.core.interrupt import watched
 from discrete_grpo.core.reward_arguments import reward_name, reward_names
+from discrete_grpo.core.reward_values import finite_number, same_folder, shown_value
 from discrete_grpo.core.rollout import Reward
 
 __all__ = [
@@ -164,40 +162,6 @@ def _takes(reward: object) -> list[Callable[[], list[Failure]]]:
 # -- scoring
 
 
-def finite_number(value: Any) -> float:
-    """Convert the value of a reward to a finite number, or to NaN if it is unknown (None, NaN or a masked entry of numpy).
-
-    Raises:
-        ValueError: for anything else, including strings of digits and complex numbers.
-
-    >>> finite_number(None), finite_number(True)
-    (nan, 1.0)
-    """
-    if value is None or type(value).__name__ == "MaskedConstant":  # of numpy, whose item() is 0
-        return math.nan
-    try:
-        value = value.item() if callable(getattr(value, "item", None)) else value  # an array or tensor of one number
-        if isinstance(value, str | bytes | bytearray | complex):
-            raise TypeError
-        number = float(value)
-    except OverflowError:
-        number = math.inf
-    except Exception:  # a conversion can raise anything
-        raise ValueError("expected a number or None") from None
-    if math.isinf(number):
-        raise ValueError("expected a finite number or None")
-    return number
-
-
-def shown_value(value: Any) -> str:
-    """``repr`` of a value, cut to 200 characters; the name of its type if ``repr`` fails."""
-    try:
-        text = repr(value)
-    except Exception:  # user classes can raise anything, and so can very long integers
-        return f"a {type(value).__name__}"
-    return text if len(text) <= 200 else f"{text[:197]}..."
-
-
 def _number(value: Any, name: str, sample: Any) -> float:
     try:
         return finite_number(value)
@@ -236,25 +200,6 @@ def _awaited(values: Awaitable[Any]) -> Any:
         return thread.submit(asyncio.run, wait()).result()
 
 
-@contextmanager
-def _same_folder() -> Iterator[None]:
-    """Go back to the working folder at the end: relative paths of the run must not depend on a reward that changes it."""
-    folder = _folder()
-    try:
-        yield
-    finally:
-        if folder is not None and _folder() != folder:
-            with suppress(OSError):  # it was removed meanwhile
-                os.chdir(folder)
-
-
-def _folder() -> Path | None:
-    try:
-        return Path.cwd()
-    except OSError:  # it was removed
-        return None
-
-
 def _called(reward: Reward, samples: Sequence[Any], columns: Mapping[str, Sequence[Any]]) -> Any:
     """Call a reward. A process that it forks ends here if it comes back from the call, as it would go on as a second run."""
     own = os.getpid()
@@ -280,7 +225,7 @@ def score_one(
     """
     check_samples(samples)
     name = name or reward_name(reward)
-    with watched() as interrupt, _same_folder():
+    with watched() as interrupt, same_folder():
         try:
             values = _called(reward, samples, columns or {})
             values = _values(values, name, len(samples))

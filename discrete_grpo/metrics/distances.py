@@ -1,4 +1,4 @@
-"""Distances between two sets of samples: Frechet, Wasserstein, Kullback-Leibler, cosine of counts, Tanimoto.
+"""Distances between two sets of samples: Frechet, Wasserstein, Kullback-Leibler, Tanimoto.
 
 ``scipy.stats`` is imported where it is used: its import takes about as long as all that a recipe imports besides torch.
 """
@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -14,7 +14,6 @@ from jaxtyping import Float, Int, UInt8
 
 __all__ = [
     "continuous_kl",
-    "cosine_of_counts",
     "discrete_kl",
     "frechet_distance",
     "frechet_to",
@@ -119,18 +118,6 @@ def discrete_kl(reference: Values, sampled: Values, bins: int = 10, epsilon: flo
         return math.inf
     q = counts / counts.sum() / np.diff(edges)
     return float(entropy(p + epsilon, q + epsilon))
-
-
-def cosine_of_counts(x: Mapping[str, int], y: Mapping[str, int]) -> float:
-    """Σ x_k y_k / (|x| |y|) of two tables of counts, in [0, 1]; NaN where one is empty.
-
-    >>> cosine_of_counts({"a": 3, "b": 4}, {"a": 1})
-    0.6
-    """
-    if not x or not y:
-        return math.nan
-    norms = [math.sqrt(sum(c * c for c in table.values())) for table in (x, y)]
-    return min(1.0, sum(c * y.get(k, 0) for k, c in x.items()) / (norms[0] * norms[1]))
 
 
 # -- Tanimoto similarity of bit fingerprints

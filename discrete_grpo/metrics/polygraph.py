@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
+from functools import partial
 
 import networkx as nx
 
+from discrete_grpo.metrics.extras import missing_package
+
 __all__ = ["missing", "pgd"]
+
+_needs = partial(missing_package, "polygraph.metrics", "polygraph-benchmark", "polygraph")
 
 
 def missing() -> str:
     """Return one line on how to install the package, or an empty text if it is installed."""
-    try:
-        importlib.import_module("polygraph.metrics")
-    except ImportError:
-        return "pgd: left out, it needs polygraph-benchmark; pip install 'discrete-grpo[polygraph]'"
-    return ""
+    needs = _needs()
+    return f"pgd: left out, it {needs}" if needs else ""
 
 
 def pgd(generated: Sequence[nx.Graph], reference: Sequence[nx.Graph]) -> float:
@@ -29,6 +31,6 @@ def pgd(generated: Sequence[nx.Graph], reference: Sequence[nx.Graph]) -> float:
 
     Source: Krimmel et al. (2025), PolyGraph discrepancy.
     """
-    if missing():
-        raise ImportError(missing().replace("left out, it", "PolyGraph discrepancy"))
+    if needs := _needs():
+        raise ImportError(f"pgd: PolyGraph discrepancy {needs}")
     return float(importlib.import_module("polygraph.metrics").StandardPGD(list(reference)).compute(list(generated))["pgd"])

@@ -1,16 +1,17 @@
-"""Frozen decoders from the text of a token policy to images, molecules and graphs.
+"""Frozen decoders from the text of a token policy to images and molecules.
 
 A decoder is a callable ``texts -> objects`` that returns None for a text that is not an object. One with a method ``encode``,
 ``objects -> texts``, lets a policy learn from objects that it did not draw; with an argument ``generator`` it draws one of the
 texts of an object.
 
-=================== =============================== ==========================================
-decoder             text                            object
-=================== =============================== ==========================================
-``VQDecoder``       ``<12><7>...``, codes of cells  :class:`~discrete_grpo.domains.images.Image`
-``SelfiesDecoder``  ``[C][=O]...``                  canonical SMILES
-``EdgeListDecoder`` ``CCO;0-1;1-2``                 :class:`LabelledGraph`
-=================== =============================== ==========================================
+================== =============================== ==========================================
+decoder            text                            object
+================== =============================== ==========================================
+``VQDecoder``      ``<12><7>...``, codes of cells  :class:`~discrete_grpo.domains.images.Image`
+``SelfiesDecoder`` ``[C][=O]...``                  canonical SMILES
+================== =============================== ==========================================
+
+The decoder to graphs is :class:`~discrete_grpo.domains.graph_sequences.GraphSequences`.
 """
 
 from __future__ import annotations
@@ -24,20 +25,16 @@ import torch
 from torch import Tensor, nn
 
 from discrete_grpo.core.checks import check_whole
-from discrete_grpo.domains.graphs import GraphBatch
 from discrete_grpo.domains.images import Image
 from discrete_grpo.domains.smiles import parse, to_smiles
 
-__all__ = ["CODES", "EDGE_LIST", "SELFIES", "EdgeListDecoder", "LabelledGraph", "SelfiesDecoder", "VQDecoder", "code_text"]
+__all__ = ["CODES", "SELFIES", "SelfiesDecoder", "VQDecoder", "code_text"]
 
 CODES = r"<\d+>|[0-9]"
 """A code of an image, or a digit: the label of an image, which prompts hold and texts do not."""
 
 SELFIES = r"\[[^\]]*\]"
 """A symbol of SELFIES."""
-
-EDGE_LIST = r"[A-Z][a-z]?|;|\d+[-=#]\d+"
-"""A node's class, a separator or an edge."""
 
 
 # -- images
@@ -152,94 +149,3 @@ def _selfies() -> Any:
     except ImportError as error:
         raise ImportError("decoder: selfies is not installed; pip install discrete-grpo[selfies]") from error
     return selfies
-
-
-# -- graphs
-
-
-@dataclass(frozen=True)
-class LabelledGraph:
-    """A simple graph with classes of nodes and edges.
-
-    Attributes:
-        nodes: the class of each node.
-        edges: (i, j, class) with i < j, sorted; the class is 1, 2 or 3. Class 0 is no edge and is not listed.
-
-    Raises:
-        ValueError: for an edge of another class.
-    """
-
-    nodes: tuple[str, ...]
-    edges: tuple[tuple[int, int, int], ...] = ()
-
-    def __post_init__(self) -> None:
-        for _, _, edge_class in self.edges:
-            check_whole("class of an edge", edge_class, least=1, most=len(_EDGES))
-
-    def __str__(self) -> str:
-        return ";".join(["".join(self.nodes), *(f"{i}{_EDGES[c - 1]}{j}" for i, j, c in self.edges)])
-
-    def batch(self, classes: Sequence[str]) -> GraphBatch:
-        """The graph as a batch of one; a node's class number is its place in ``classes``.
-
-        Raises:
-            ValueError: if a node's class is not in ``classes``.
-
-        >>> LabelledGraph(("C", "O"), ((0, 1, 2),)).batch("CO").edges.tolist()
-        [[[0, 2], [2, 0]]]
-        """
-        if unknown := [c for c in self.nodes if c not in classes]:
-            raise ValueError(f"classes: {list(classes)}, expected all of the graph's, {unknown[0]!r} among them")
-        n = len(self.nodes)
-        edges = torch.zeros(1, n, n, dtype=torch.long)
-        for i, j, c in self.edges:
-            edges[0, i, j] = edges[0, j, i] = c
-        nodes = torch.tensor([[list(classes).index(c) for c in self.nodes]], dtype=torch.long)
-        return GraphBatch(nodes, edges, torch.ones(1, n, dtype=torch.bool))
-
-
-_EDGES = "-=#"
-
-
-@dataclass(frozen=True)
-class EdgeListDecoder:
-    """``NODES;i-j;i=j`` -> a graph: nodes by class, then edges by their ends, ``-``, ``=`` and ``#`` for classes 1, 2 and 3.
-
-    A text gives None if it breaks this form, has no node, or has an edge that goes to a missing node, is a self-loop, or
-    is listed twice. The order of edges and of their ends does not matter.
-
-    >>> [str(graph) for graph in EdgeListDecoder()(["CCO;2-1;0=1", "CO;0-1;1-0", "C;0-1"])]
-    ['CCO;0=1;1-2', 'None', 'None']
-    """
-
-    def __call__(self, texts: Sequence[str]) -> list[LabelledGraph | None]:
-        """Decode each text to one graph."""
-        return [self._decode(text) for text in texts]
-
-    def encode(self, samples: Sequence[LabelledGraph]) -> list[str]:
-        """Return the text of each graph with sorted edges, one of the many that decode to it.
-
-        Raises:
-            ValueError: for a sample that is not a :class:`LabelledGraph`.
-        """
-        wrong = [sample for sample in samples if not isinstance(sample, LabelledGraph)]
-        if wrong:
-            raise ValueError(f"samples: {wrong[0]!r}, expected a LabelledGraph")
-        return [str(sample) for sample in samples]
-
-    @staticmethod
-    def _decode(text: str) -> LabelledGraph | None:
-        head, *tail = text.split(";")
-        if re.fullmatch(r"([A-Z][a-z]?)+", head) is None:
-            return None
-        nodes = tuple(re.findall(r"[A-Z][a-z]?", head))
-        edges: dict[tuple[int, int], int] = {}
-        for part in tail:
-            found = re.fullmatch(r"(\d{1,9})([-=#])(\d{1,9})", part)
-            if found is None:
-                return None
-            i, j = sorted((int(found[1]), int(found[3])))
-            if i == j or j >= len(nodes) or (i, j) in edges:
-                return None
-            edges[i, j] = _EDGES.index(found[2]) + 1
-        return LabelledGraph(nodes, tuple((i, j, c) for (i, j), c in sorted(edges.items())))

@@ -15,7 +15,8 @@ from discrete_grpo.datasets.text_files import text_lines
 from discrete_grpo.recipes.families import Columns, innermost
 from discrete_grpo.recipes.loading import LoadedPolicy
 from discrete_grpo.runs.checkpoint import BUNDLED
-from discrete_grpo.runs.recorder import check_free, write_text
+from discrete_grpo.runs.folder import check_free
+from discrete_grpo.runs.recorder import write_text
 from discrete_grpo.runs.serialization import TRUSTED
 
 __all__ = [

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from discrete_grpo.core.description import describe
+from discrete_grpo.core.description import attach_metadata
 from discrete_grpo.core.seeding import seeded
 from discrete_grpo.datasets.own_digraphs import OwnDigraphs
 from discrete_grpo.datasets.own_graphs import labelled_splits
@@ -86,7 +86,7 @@ def digraph_policy(
         decode=partial(batch_to_lines, labels=labels),
         encode=partial(lines_to_batch, labels=labels),
     )
-    return describe(policy, {"kind": "digraphs", "labels": labels.to_json()})
+    return attach_metadata(policy, {"kind": "digraphs", "labels": labels.to_json()})
 
 
 def _schedule(options: DiffusionOptions) -> Schedule:

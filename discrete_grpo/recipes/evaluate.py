@@ -18,9 +18,10 @@ from discrete_grpo.datasets.values import file_of_values
 from discrete_grpo.metrics.resampling import Estimate
 from discrete_grpo.metrics.suite import SUITES, SuiteOptions, SuiteResult, check_suite
 from discrete_grpo.recipes.families import KINDS, Family, FileOptions
-from discrete_grpo.recipes.graph_objects import is_graph, kind_of_samples
+from discrete_grpo.recipes.graph_objects import is_networkx, kind_of_samples
 from discrete_grpo.recipes.sample import output_path
 from discrete_grpo.runs.console import print_notes, print_table
+from discrete_grpo.runs.folder import RUN
 from discrete_grpo.runs.recorder import write_json
 
 __all__ = ["evaluate", "evaluate_file"]
@@ -74,7 +75,7 @@ def evaluate(
     0.5
     """
     _check_kind(kind)
-    if isinstance(samples, Mapping) or is_graph(samples) or not isinstance(samples, str | Path | Iterable):
+    if isinstance(samples, Mapping) or is_networkx(samples) or not isinstance(samples, str | Path | Iterable):
         raise ValueError(f"samples: {samples!r}, expected a list of samples or the name of a file")
     if not isinstance(samples, str | Path | Sequence):
         samples = list(samples)
@@ -134,7 +135,7 @@ def _check_not_read(path: Path, file: str, options: FileOptions) -> None:
 
 def _check_no_run(argument: str, path: str | Path) -> None:
     """Raise ``ValueError`` for a run folder, which would be read as a folder of graphs."""
-    if (Path(path) / "run.json").is_file():
+    if (Path(path) / RUN).is_file():
         raise ValueError(f"{argument}: {path} is a run folder, expected a file of samples, such as samples.csv.gz in it")
 
 

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from discrete_grpo.core.checks import check_fields, did_you_mean
+from discrete_grpo.core.description import innermost
 from discrete_grpo.core.option_names import known_options
 from discrete_grpo.datasets.text_files import MAX_BYTES
 from discrete_grpo.diffusion.choices import Distortion, KernelName
 from discrete_grpo.rewards.ledger import text_key
-from discrete_grpo.runs.recorder import SEARCH
+from discrete_grpo.runs.folder import SEARCH
 from discrete_grpo.runs.serialization import TRUSTED, CheckpointError
 
 if TYPE_CHECKING:
@@ -277,13 +278,6 @@ def seen_by(rewards: Sequence[Any], family: Family, view: View) -> list[Any]:
     if family.reward_view is None:
         raise ValueError(f"rewards_see: {view!r}, expected 'text' with samples of the kind {family.name}")
     return [family.reward_view(reward, view) for reward in rewards]
-
-
-def innermost(policy: Any) -> Any:
-    """The policy inside all wrappers, or ``policy`` itself; a wrapper keeps the other one as its attribute ``policy``."""
-    while hasattr(policy, "policy"):
-        policy = policy.policy
-    return policy
 
 
 def family_of(metadata: Columns, policy: Any = None) -> Family:

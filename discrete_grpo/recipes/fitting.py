@@ -14,8 +14,9 @@ from discrete_grpo.recipes.lengthened import check_length
 from discrete_grpo.recipes.sample import as_text, sample_policy
 from discrete_grpo.runs.checkpoint import withdraw_export
 from discrete_grpo.runs.console import print_table
-from discrete_grpo.runs.lock import alone
-from discrete_grpo.runs.recorder import EVALUATION, check_free, check_unused, read_evaluation, write_json, write_table, write_text
+from discrete_grpo.runs.folder import EVALUATION, EVALUATION_TABLES, check_free, check_unused
+from discrete_grpo.runs.lock import locked_folder
+from discrete_grpo.runs.recorder import read_evaluation, write_json, write_table, write_text
 from discrete_grpo.runs.settings import tell_changed_settings
 from discrete_grpo.training.config import PretrainConfig
 from discrete_grpo.training.pretrain import Dataset, Pretrainer
@@ -101,7 +102,7 @@ def fit(
         resume: whether to continue a stopped run.
     """
     folder, kept = Path(recipe.output_dir), None if evaluate is None else _Kept(evaluate)
-    with alone(folder):
+    with locked_folder(folder):
         return _fit(policy, data, recipe, folder, kept, metadata=metadata, files=files or {}, before=before, resume=resume)
 
 
@@ -158,7 +159,7 @@ def _measure_before(folder: Path, kept: _Kept, trainer: Pretrainer) -> None:
         trainer.checkpoints.check_metric({f"eval/{name}" for name in kept.numbers})
     if len(kept.samples):
         table = {"sample": as_text(kept.samples), **family_of(trainer.metadata).table(kept.samples)}
-        write_table(folder / "evaluation_before.csv.gz", table)
+        write_table(folder / EVALUATION_TABLES["before"], table)
     write_json(folder / EVALUATION, {"before": dict(kept.numbers)})
     kept.numbers, kept.samples = {}, ()
 
@@ -177,7 +178,7 @@ def _finish(folder: Path, kept: _Kept | None, exported: Any, best: bool) -> None
             kept(exported)
         if len(kept.samples):
             table = {"sample": as_text(kept.samples), **family.table(kept.samples)}
-            write_table(folder / "evaluation_after.csv.gz", table)
+            write_table(folder / EVALUATION_TABLES["after"], table)
         stages = {name: found[name] for name in ("before",) if name in found} | {"after": dict(kept.numbers)}
         write_json(folder / EVALUATION, stages)  # written last, as it marks the run as complete
         shown = {name: {k: None if v is None or math.isnan(v) else v for k, v in row.items()} for name, row in stages.items()}

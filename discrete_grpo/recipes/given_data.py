@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from discrete_grpo.core.atomic import atomic_write
+from discrete_grpo.core.json_files import read_json
 from discrete_grpo.core.processes import is_first
 from discrete_grpo.datasets.values import file_of_values
 from discrete_grpo.recipes.graph_sequences import PretrainGraphSequencesRecipe
@@ -20,8 +21,7 @@ from discrete_grpo.recipes.smiles import PretrainSmilesRecipe
 from discrete_grpo.recipes.spatial import PretrainSpatialRecipe
 from discrete_grpo.recipes.text import PretrainTextRecipe
 from discrete_grpo.runs.console import print_notes
-from discrete_grpo.runs.recorder import SETTINGS, check_free, check_unused
-from discrete_grpo.runs.settings import read_entries
+from discrete_grpo.runs.folder import SETTINGS, check_free, check_unused
 from discrete_grpo.training.distributed import ProcessGroup, accelerator
 
 __all__ = ["with_data", "with_kept_data"]
@@ -56,7 +56,7 @@ def with_data(recipe: Recipe, data: Iterable[Any], *, resume: bool) -> Recipe:
     ending, content = file_of_values(kind, data, **options)
     folder = Path(recipe.output_dir)
     file = folder / f"data{ending}"
-    if resume and Path(kept := str(read_entries(folder / SETTINGS).get("data", file))).name != file.name:
+    if resume and Path(kept := str((read_json(folder / SETTINGS) or {}).get("data", file))).name != file.name:
         raise ValueError(f"data: a list, expected none: the run began with {kept}")
     if resume and file.is_file():
         if file.read_bytes() != content:
@@ -86,7 +86,7 @@ def _kind_of(recipe: Any) -> str:
 def with_kept_data(recipe: Recipe) -> Recipe:
     """The recipe of a resumed run, with the file of values that the run began with, if any."""
     folder = Path(recipe.output_dir)
-    file = folder / Path(str(read_entries(folder / SETTINGS).get("data", ""))).name  # the folder may have been moved
+    file = folder / Path(str((read_json(folder / SETTINGS) or {}).get("data", ""))).name  # the folder may have been moved
     if not file.is_file():
         return recipe
     kept = str(file)

@@ -14,7 +14,7 @@ from discrete_grpo.domains.named_graphs import Labels, to_line
 from discrete_grpo.domains.spatial_molecules import SpatialMolecule
 from discrete_grpo.recipes.families import FileOptions
 
-__all__ = ["is_graph", "kind_of_samples", "lines_of"]
+__all__ = ["is_networkx", "kind_of_samples", "lines_of"]
 
 CLASS = "label"
 """The attribute that holds the class in graphs drawn by a policy."""
@@ -54,7 +54,7 @@ def lines_of(samples: Sequence[Any], options: FileOptions, labels: Labels | None
     return found
 
 
-def is_graph(value: Any) -> bool:
+def is_networkx(value: Any) -> bool:
     """Whether a value is one networkx graph, which would be read as a list of its nodes."""
     return isinstance(value, nx.Graph)
 

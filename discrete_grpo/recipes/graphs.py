@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from discrete_grpo.core.checks import check_choices, check_fields, check_sizes, check_text
-from discrete_grpo.core.description import describe
+from discrete_grpo.core.description import attach_metadata
 from discrete_grpo.core.option_names import known_options
 from discrete_grpo.datasets.graph_splits import load_splits
 from discrete_grpo.datasets.listed_graphs import check_nodes
@@ -125,7 +125,7 @@ def graph_policy(
     shares = ((1.0,), stats.edge_marginal)
     decode, encode = topology.batch_to_graph6, topology.graphs_to_batch
     made = diffusion_policy(shares, stats.node_counts, network, options, decode=decode, encode=encode, seed=seed)
-    return describe(made, {"kind": "graphs"})
+    return attach_metadata(made, {"kind": "graphs"})
 
 
 def own_graph_policy(
@@ -154,7 +154,7 @@ def own_graph_policy(
     else:
         decode, encode = partial(batch_to_lines, labels=labels), partial(lines_to_batch, labels=labels)
     made = diffusion_policy(shares, counts, network, options, decode=decode, encode=encode, seed=seed)
-    return describe(made, {"kind": "graphs"} | ({} if labels.plain else {"labels": labels.to_json()}))
+    return attach_metadata(made, {"kind": "graphs"} | ({} if labels.plain else {"labels": labels.to_json()}))
 
 
 def _own_graphs(recipe: PretrainGraphsRecipe) -> OwnGraphs | OwnDigraphs:

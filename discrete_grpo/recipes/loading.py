@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from discrete_grpo.core.checks import check_samples, check_whole, signature_of
-from discrete_grpo.core.description import describe, description
+from discrete_grpo.core.description import attach_metadata, description
 from discrete_grpo.core.drawing import check_sample
 from discrete_grpo.core.rollout import as_module
 from discrete_grpo.core.seeding import seeded
@@ -172,7 +172,7 @@ def _from_checkpoint(folder: Path, options: SamplerOptions | None, trusted: Sequ
         raise CheckpointError(str(error).replace("checkpoint: it", f"checkpoint: {folder}", 1)) from error
     if family.name != "molecules" and "kind" not in metadata:
         metadata["kind"] = family.name
-    return LoadedPolicy(describe(changed, metadata).eval(), family, metadata)
+    return LoadedPolicy(attach_metadata(changed, metadata).eval(), family, metadata)
 
 
 def _made(found: Any, name: str, seed: int) -> Any:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torch import nn
 
-from discrete_grpo.core.description import describe
+from discrete_grpo.core.description import attach_metadata
 from discrete_grpo.core.processes import is_first
 from discrete_grpo.datasets.downloads import DOWNLOADS, download
 from discrete_grpo.datasets.molecules import MoleculeStatistics
@@ -25,7 +25,7 @@ from discrete_grpo.recipes.diffusion import DiffusionOptions, diffusion_policy
 __all__ = [
     "DiffusionOptions",
     "NetworkSizes",
-    "check_shards",
+    "check_shard_options",
     "data_file",
     "molecule_policy",
     "report_broken",
@@ -75,7 +75,7 @@ def molecule_policy(
         encode=chemistry.encoder(stats.vocabulary, stats.node_marginal, stats.edge_marginal),
         seed=seed,
     )
-    return describe(policy, {"kind": "molecules", "statistics": stats.to_json()})
+    return attach_metadata(policy, {"kind": "molecules", "statistics": stats.to_json()})
 
 
 def data_file(name: str) -> Path:
@@ -125,7 +125,7 @@ def report_kept(file: str | Path, smiles: Sequence[str], dropped: int = 0) -> No
         print(f"{file}: {told}; samples of several parts count as invalid", file=sys.stderr)
 
 
-def check_shards(folder: ShardFolder, max_broken: float, smiles_column: str | None, max_atoms: int | None = None) -> None:
+def check_shard_options(folder: ShardFolder, max_broken: float, smiles_column: str | None, max_atoms: int | None = None) -> None:
     """Check the options of a recipe that a folder of shards has fixed when it was made.
 
     Raises:

@@ -10,14 +10,29 @@ from pathlib import Path
 
 from discrete_grpo.core.interrupt import Interrupted
 from discrete_grpo.core.processes import is_first
-from discrete_grpo.runs.lock import alone
-from discrete_grpo.runs.recorder import METRICS, REWARDS, SAMPLES, SETTINGS, check_unused
+from discrete_grpo.runs.folder import (
+    CONFIG,
+    EVALUATION,
+    EVALUATION_TABLES,
+    FAILURES,
+    LEDGER,
+    MEMORIES,
+    METRICS,
+    REFERENCE,
+    REWARDS,
+    RUN,
+    SAMPLES,
+    SCORED,
+    SETTINGS,
+    check_unused,
+)
+from discrete_grpo.runs.lock import locked_folder
 from discrete_grpo.runs.settings import put_back_on_refusal
 
 __all__ = ["has_results", "held", "withdraw", "withdrawn_on_failure"]
 
-GIVEN = ("config.yaml", "run.json", "columns.jsonl", "evaluation_columns.jsonl", "scored.csv.gz")
-RECORDS = (METRICS, SAMPLES, REWARDS, SETTINGS, "failures.jsonl", "evaluation.json", "evaluation_before.csv.gz", "memories.pt")
+GIVEN = (CONFIG, RUN, "columns.jsonl", "evaluation_columns.jsonl", SCORED)
+RECORDS = (METRICS, SAMPLES, REWARDS, SETTINGS, FAILURES, EVALUATION, EVALUATION_TABLES["before"], MEMORIES)
 DATABASES = tuple(f"{name}.sqlite{part}" for name in ("ledger", "scores") for part in ("", "-wal", "-shm", ".log"))
 
 
@@ -30,11 +45,11 @@ def has_results(folder: Path, *, calls_count: bool) -> bool:
     """
     if (folder / "checkpoints").exists() or (folder / "offline" / "checkpoints").exists():
         return True
-    if not calls_count or not (folder / "ledger.sqlite").exists():
+    if not calls_count or not (folder / LEDGER).exists():
         return False
     from discrete_grpo.rewards.ledger import Ledger
 
-    ledger = Ledger(folder / "ledger.sqlite")
+    ledger = Ledger(folder / LEDGER)
     try:
         ledger.catch_up()
         return bool(ledger.calls_by_reward())
@@ -60,8 +75,8 @@ def withdraw(folder: Path, before: frozenset[str] | None) -> None:
     scored = _has_scores(folder / "scores.sqlite")
     for name in (name for name in (*GIVEN, *RECORDS, *DATABASES) if name not in kept and not (scored and name[:7] == "scores.")):
         (folder / name).unlink(missing_ok=True)
-    if "reference" not in kept:
-        shutil.rmtree(folder / "reference", ignore_errors=True)
+    if REFERENCE not in kept:
+        shutil.rmtree(folder / REFERENCE, ignore_errors=True)
     offline = folder / "offline"
     if "offline" not in kept and offline.is_dir() and not any(offline.iterdir()):
         offline.rmdir()
@@ -83,7 +98,7 @@ def withdrawn_on_failure(folder: Path, *, resume: bool, calls_count: bool) -> It
         if path.exists() and not path.is_dir():
             raise ValueError(f"output_dir: {path} is a file, expected the name of a folder to make")
     before, used = held(folder), resume or _in_use(folder)
-    with alone(folder):
+    with locked_folder(folder):
         try:
             with put_back_on_refusal(folder):
                 yield

@@ -16,11 +16,11 @@ from discrete_grpo.core.checks import LAST_SEED, check_folder_name, check_whole,
 from discrete_grpo.core.interrupt import Interrupt, Interrupted, interruptible
 from discrete_grpo.core.option_names import check_options
 from discrete_grpo.core.processes import check_one_process
-from discrete_grpo.core.reward_arguments import as_rewards, check_some, remembers, reward_names
+from discrete_grpo.core.reward_arguments import check_at_least_one, checked_reward, remembers, reward_names
 from discrete_grpo.core.rollout import Reward, as_module
 from discrete_grpo.core.scoring import NoScores, RewardError, shown_value, take_failures
 from discrete_grpo.policies.options import graph_part, without_likelihood
-from discrete_grpo.recipes.before_and_after import MEMORIES, Memories
+from discrete_grpo.recipes.before_and_after import Memories
 from discrete_grpo.recipes.conditions import check_unconditional
 from discrete_grpo.recipes.families import Family
 from discrete_grpo.recipes.grpo_memory import check_warm_start, fill_memory
@@ -38,7 +38,8 @@ from discrete_grpo.rewards.ledger import Ledger, open_ledger
 from discrete_grpo.runs.checkpoint import Checkpoints, load_training, save, withdraw_export
 from discrete_grpo.runs.console import print_notes, print_table, progress
 from discrete_grpo.runs.failures import FailureLog
-from discrete_grpo.runs.recorder import Recorder, check_unused, write_json, write_table
+from discrete_grpo.runs.folder import BEST, MEMORIES, OPTIMISED, REFERENCE, check_unused
+from discrete_grpo.runs.recorder import Recorder, write_json, write_table
 from discrete_grpo.runs.serialization import check_savable
 from discrete_grpo.runs.settings import tell_new_folder
 from discrete_grpo.runs.weights import load_weights
@@ -50,8 +51,6 @@ __all__ = ["OptimiseRecipe", "Optimised", "optimise", "run_optimise"]
 
 UNKNOWN_CALLS = 100
 """Number of calls without a known score after which a run ends."""
-REFERENCE = "reference"
-"""Folder of the policy that a run began with, in its run folder."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +168,7 @@ def optimise(
     check_folder_name("output_dir", output_dir)
     recipe = OptimiseRecipe(
         policy=str(policy) if isinstance(policy, str | Path) else type(policy).__name__,
-        reward=as_rewards(reward),
+        reward=checked_reward(reward),
         output_dir=str(output_dir),
         max_oracle_calls=max_oracle_calls,
         **options,
@@ -196,7 +195,7 @@ def run_optimise(recipe: OptimiseRecipe, *, resume: bool = False, policy: nn.Mod
     check_one_process("optimise")
     if not resume:
         check_unused(folder)
-    check_some(recipe.rewards, columns=())
+    check_at_least_one(recipe.rewards, columns=())
     stored = load_training(found.latest()) if resume and (found := Checkpoints(folder)).all() else None
     if stored is None and recipe.warm_start is not None and not Path(recipe.warm_start).is_file():
         raise ValueError(f"warm_start: {recipe.warm_start!r} does not exist, expected a SMILES file")
@@ -392,8 +391,8 @@ def _finish(run: _Run, family: Family) -> Optimised:
     found = Optimised(best, ledger.calls, area, made.rounds, made.restarts, ledger.sources())
     samples = [entry.sample for entry in best]
     table: dict[str, Sequence[Any]] = {family.column: samples, "reward": [entry.score for entry in best]}
-    write_table(folder / "best.csv.gz", table | {"source": [entry.source for entry in best], **family.table(samples)})
-    write_json(folder / "optimise.json", {name: value for name, value in vars(found).items() if name != "best"})
+    write_table(folder / BEST, table | {"source": [entry.source for entry in best], **family.table(samples)})
+    write_json(folder / OPTIMISED, {name: value for name, value in vars(found).items() if name != "best"})
     save(folder / "policy", as_module(without_likelihood(loop.policy)), metadata={**run.metadata, "rounds": made.rounds})
     write_report(folder, render=family.draw)
     shown: dict[str, dict[str, float | str | None]] = {}

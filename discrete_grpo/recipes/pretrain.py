@@ -31,9 +31,9 @@ from discrete_grpo.recipes.fitting import fit, fresh_metrics
 from discrete_grpo.recipes.held_out import NOISY_DRAWS, hold_out, with_held_out
 from discrete_grpo.recipes.measured import measured_columns, measured_values
 from discrete_grpo.recipes.molecule_fields import KIND, ChargeOptions, check_field_options, molecule_field_policy
-from discrete_grpo.recipes.molecules import check_shards, data_file, molecule_policy, report_broken, report_kept
+from discrete_grpo.recipes.molecules import check_shard_options, data_file, molecule_policy, report_broken, report_kept
 from discrete_grpo.recipes.training_conditions import training_conditions
-from discrete_grpo.runs.lock import alone
+from discrete_grpo.runs.lock import locked_folder
 from discrete_grpo.runs.settings import tell_new_folder
 from discrete_grpo.training.config import PretrainConfig
 from discrete_grpo.training.pretrain import Dataset
@@ -127,7 +127,7 @@ def _dataset(recipe: PretrainRecipe) -> Molecules:
     """The molecules of ``recipe.data``; lines that are not a molecule are listed on standard error."""
     if recipe.data != "enumerated" and is_shard_folder(recipe.data):
         shards = ShardedMolecules(recipe.data)
-        check_shards(shards.folder, recipe.max_broken, recipe.smiles_column, recipe.max_atoms)
+        check_shard_options(shards.folder, recipe.max_broken, recipe.smiles_column, recipe.max_atoms)
         return shards
     if recipe.data == "enumerated":
         from discrete_grpo.datasets.enumeration import load_enumerated
@@ -241,7 +241,7 @@ def pretrain(
     recipe                                                                       policy
     ============================================================================ =================================================
     :class:`PretrainRecipe`                                                      graph diffusion or flow over molecules
-    :class:`~discrete_grpo.recipes.graphs.PretrainGraphsRecipe`                  graph diffusion or flow over plain graphs
+    :class:`~discrete_grpo.recipes.graphs.PretrainGraphsRecipe`                  diffusion or flow over graphs, directed ones too
     :class:`~discrete_grpo.recipes.graph_sequences.PretrainGraphSequencesRecipe` autoregressive graphs
     :class:`~discrete_grpo.recipes.smiles.PretrainSmilesRecipe`                  autoregressive SMILES
     :class:`~discrete_grpo.recipes.text.PretrainTextRecipe`                      text with blanks to fill
@@ -256,7 +256,7 @@ def pretrain(
         data: training data as values, in place of the file that ``recipe.data`` names: SMILES strings, lines of text, networkx
             graphs, PyG ``Data`` or molecules in space. They are written to a file ``data`` in ``recipe.output_dir``, so that a
             resumed run does not need them again.
-        network: a denoiser of your own for molecules or plain graphs, in place of ``recipe.network``; see
+        network: a denoiser of your own for molecules or undirected graphs, in place of ``recipe.network``; see
             :class:`~discrete_grpo.recipes.diffusion.Denoiser`.
         resume: whether to continue a stopped run in ``recipe.output_dir``.
 
@@ -269,7 +269,7 @@ def pretrain(
     check_folder_name("output_dir", recipe.output_dir)
     if resume:
         tell_new_folder(Path(recipe.output_dir))
-    with alone(recipe.output_dir):
+    with locked_folder(recipe.output_dir):
         return _pretrain(recipe, data, network, resume)
 
 

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from discrete_grpo.core.json_files import read_json
 from discrete_grpo.core.reward_arguments import reward_names
 from discrete_grpo.rewards.identity import code_identity
 from discrete_grpo.runs.console import print_notes
-from discrete_grpo.runs.recorder import REWARDS, write_json
-from discrete_grpo.runs.settings import read_entries
+from discrete_grpo.runs.folder import REWARDS
+from discrete_grpo.runs.recorder import write_json
 
 __all__ = ["changed_rewards", "tell_changed_rewards"]
 
@@ -33,7 +34,7 @@ def tell_changed_rewards(folder: Path, rewards: Sequence[Any], *, resume: bool) 
 
 def changed_rewards(folder: Path, rewards: Sequence[Any]) -> list[str]:
     """Names of the rewards whose identity differs from the stored one; rewards without an identity are not compared."""
-    known = read_entries(folder / REWARDS)
+    known = read_json(folder / REWARDS) or {}
     pairs = {name: (known.get(name), identity) for name, identity in _identities(rewards).items()}
     return [name for name, (old, new) in pairs.items() if None not in (old, new) and old != new]
 

@@ -11,7 +11,7 @@ import torch
 
 from discrete_grpo.core.checks import LAST_SEED, check_fields, check_range
 from discrete_grpo.core.processes import check_one_process
-from discrete_grpo.core.reward_arguments import check_some, reward_names
+from discrete_grpo.core.reward_arguments import check_at_least_one, reward_names
 from discrete_grpo.core.rollout import is_refinable
 from discrete_grpo.core.scoring import take_failures
 from discrete_grpo.recipes.conditions import prepare_columns, tell_unread
@@ -22,8 +22,9 @@ from discrete_grpo.recipes.sample import as_text, device_of, moved
 from discrete_grpo.rewards.ledger import open_ledger
 from discrete_grpo.runs.console import print_notes, print_table
 from discrete_grpo.runs.failures import FailureLog
-from discrete_grpo.runs.lock import alone
-from discrete_grpo.runs.recorder import SEARCH, check_unused, read_search, write_json, write_table
+from discrete_grpo.runs.folder import BEST, SEARCH, check_unused
+from discrete_grpo.runs.lock import locked_folder
+from discrete_grpo.runs.recorder import read_search, write_json, write_table
 from discrete_grpo.runs.report.diagnosis import search_diagnosis
 from discrete_grpo.training.local_search import SearchResult, local_search
 
@@ -88,7 +89,7 @@ def run_search(recipe: SearchRecipe, *, resume: bool = False) -> SearchResult:
         ValueError: if ``output_dir`` holds results of another run and ``resume`` is false, or the policy cannot start from a
             finished sample.
     """
-    with alone(recipe.output_dir):
+    with locked_folder(recipe.output_dir):
         return _search(recipe, resume)
 
 
@@ -98,7 +99,7 @@ def _search(recipe: SearchRecipe, resume: bool) -> SearchResult:
     check_one_process("search")
     if not resume:
         check_unused(folder)
-    rewards = check_some(
+    rewards = check_at_least_one(
         recipe.reward if isinstance(recipe.reward, list | tuple) else [recipe.reward], () if recipe.columns is None else None
     )
     loaded = load(recipe.policy, recipe, seed=recipe.seed)
@@ -153,7 +154,7 @@ def _write(folder: Path, family: Family, policy: str, found: SearchResult, calls
     if len(names) > 1:
         table |= {f"reward_{name}": [row[k] for row in found.scores] for k, name in enumerate(names)}
     table |= family.table(found.samples)
-    write_table(folder / "best.csv.gz", table)
+    write_table(folder / BEST, table)
     about = {"policy": policy, "drawn": found.drawn, "oracle_calls": calls, "history": list(map(dict, found.history))}
     write_json(folder / SEARCH, about)
 

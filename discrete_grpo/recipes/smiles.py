@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from discrete_grpo.core.checks import check_fields, check_range, check_sizes, check_text
-from discrete_grpo.core.description import describe
+from discrete_grpo.core.description import attach_metadata
 from discrete_grpo.core.option_names import known_options
 from discrete_grpo.core.seeding import seeded
 from discrete_grpo.datasets.enumeration import enumerated_smiles
@@ -27,7 +27,7 @@ from discrete_grpo.policies.truncation import Truncation
 from discrete_grpo.recipes.fitting import fit, fresh_metrics
 from discrete_grpo.recipes.held_out import hold_out, with_held_out
 from discrete_grpo.recipes.measured import measured_columns, measured_values
-from discrete_grpo.recipes.molecules import check_shards, data_file, report_broken, report_kept
+from discrete_grpo.recipes.molecules import check_shard_options, data_file, report_broken, report_kept
 from discrete_grpo.recipes.training_conditions import training_conditions
 from discrete_grpo.training.config import PretrainConfig
 from discrete_grpo.training.pretrain import Dataset
@@ -140,7 +140,7 @@ def smiles_policy(
         truncation=Truncation(temperature),
         decode=canonical_samples,
     )
-    return describe(policy, {"kind": "molecules"})
+    return attach_metadata(policy, {"kind": "molecules"})
 
 
 class _Data(NamedTuple):
@@ -159,7 +159,7 @@ def _data(recipe: PretrainSmilesRecipe) -> _Data:
     """The molecules of ``recipe.data``; lines that are not a molecule are listed on standard error."""
     if recipe.data != "enumerated" and is_shard_folder(recipe.data):
         shards = ShardedTokens(recipe.data, recipe.properties, recipe.scaffold)
-        check_shards(shards.folder, recipe.max_broken, recipe.smiles_column)
+        check_shard_options(shards.folder, recipe.max_broken, recipe.smiles_column)
         longest = max(int(shards.sizes.max()) - 1, shards.longest_prompt if recipe.scaffold else 0)
         return _Data(shards, shards.tokenizer, shards.properties, longest, shards.folder.name, (), range(len(shards)))
     measured = measured_columns(recipe)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 
 from discrete_grpo.core.checks import check_fields, check_range, check_text
-from discrete_grpo.core.description import describe
+from discrete_grpo.core.description import attach_metadata
 from discrete_grpo.core.option_names import known_options
 from discrete_grpo.core.seeding import seeded
 from discrete_grpo.datasets.reading import SUFFIXES, check_cache_dir, read_smiles
@@ -127,7 +127,7 @@ def spatial_policy(
         decode=partial(decode, stats=stats),
         encode=partial(encode, stats=stats),
     )
-    return describe(policy, {"kind": "spatial", "statistics": stats.to_json()})
+    return attach_metadata(policy, {"kind": "spatial", "statistics": stats.to_json()})
 
 
 # -- pretraining

@@ -1,7 +1,9 @@
 """The program of a worker process of a reward pool, in plain Python, so that a light reward has a light process.
 
-Nothing here imports this package before a reward fails, so that a worker holds what its reward needs and no more. Messages are
-tuples of builtins and samples; the other side is :mod:`discrete_grpo.rewards.pool_backends`.
+Of this package a worker imports only :mod:`discrete_grpo.core.reward_values` and, once a reward fails,
+:mod:`discrete_grpo.core.error_place`, which need no library, so that it holds what its reward needs and no more. Both are imported
+inside functions, since a worker first receives the search path of the parent process. Messages are tuples of builtins and samples;
+the other side is :mod:`discrete_grpo.rewards.pool_backends`.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -70,8 +72,10 @@ def load_reward(payload: bytes) -> Callable[..., Any]:
 
 def answer(reward: Callable[..., Any], samples: Sequence[Any], columns: Mapping[str, Sequence[Any]]) -> Answers | str:
     """Return a value or a reason per sample; one reason (text) if the whole call failed."""
+    from discrete_grpo.core.reward_values import same_folder
+
     try:
-        with _same_folder():
+        with same_folder():
             found = reward(list(samples), **columns)
             if inspect.isawaitable(found):
                 found = asyncio.run(_wait(found))
@@ -91,59 +95,21 @@ def answer(reward: Callable[..., Any], samples: Sequence[Any], columns: Mapping[
     return [_checked(value, sample, failed) for value, sample in zip(values, samples, strict=True)]
 
 
-@contextlib.contextmanager
-def _same_folder() -> Iterator[None]:
-    """As in :mod:`discrete_grpo.core.scoring`, which a worker does not import: go back to the folder that a reward has left."""
-    with contextlib.ExitStack() as back:
-        with contextlib.suppress(OSError):  # the folder was removed
-            back.callback(_go, os.getcwd())  # noqa: PTH109
-        yield
-
-
-def _go(folder: str) -> None:
-    with contextlib.suppress(OSError):
-        os.chdir(folder)
-
-
 async def _wait(values: Any) -> Any:
     return await values
 
 
 def _checked(value: Any, sample: Any, failed: list[tuple[Any, str]]) -> tuple[float | None, str | None]:
+    from discrete_grpo.core.reward_values import finite_number, shown_value
+
     try:
-        number = _number(value)
+        number = finite_number(value)
     except ValueError as error:
-        return None, f"returned {_shown(value)}, {error}"
+        return None, f"returned {shown_value(value)}, {error}"
     if not math.isnan(number):
         return number, None
     known = next((entry for entry in failed if entry[0] is sample), None)  # a reward that names its own failures
     return None, known[1] if known else None
-
-
-def _number(value: Any) -> float:
-    """As :func:`discrete_grpo.core.scoring.finite_number`, which a worker does not import."""
-    if value is None or type(value).__name__ == "MaskedConstant":  # of numpy, whose item() is 0
-        return math.nan
-    try:
-        value = value.item() if callable(getattr(value, "item", None)) else value
-        if isinstance(value, str | bytes | bytearray | complex):
-            raise TypeError
-        number = float(value)
-    except OverflowError:
-        number = math.inf
-    except Exception:
-        raise ValueError("expected a number or None") from None
-    if math.isinf(number):
-        raise ValueError("expected a finite number or None")
-    return number
-
-
-def _shown(value: Any) -> str:
-    try:
-        text = repr(value)
-    except Exception:
-        return f"a {type(value).__name__}"
-    return text if len(text) <= 200 else f"{text[:197]}..."
 
 
 class _Ended(SystemExit):
@@ -171,6 +137,7 @@ def main() -> None:
     sys.path[:], payload = pickle.loads(connection.recv_bytes())  # from the parent process
     threading.Thread(target=_end_with_parent, args=(connection,), daemon=True).start()
     try:
+        importlib.import_module("discrete_grpo.core.reward_values")  # before the reward, which may change the working folder
         reward = load_reward(payload)
     except BaseException as error:
         connection.send(("broken", f"{type(error).__name__}: {' '.join(str(error).split())}"))

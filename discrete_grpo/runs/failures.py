@@ -8,11 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from discrete_grpo.core.scoring import Failure
+from discrete_grpo.runs.folder import FAILURES
 from discrete_grpo.runs.recorder import shown_text, write_text
 
 __all__ = ["FailureLog"]
-
-FILE = "failures.jsonl"
 
 
 class FailureLog:
@@ -23,7 +22,7 @@ class FailureLog:
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self.path = Path(folder) / FILE
+        self.path = Path(folder) / FAILURES
 
     def add(self, step: int, failures: Mapping[str, Sequence[Failure]]) -> None:
         """Append the failures of update ``step``; without failures no file is made."""

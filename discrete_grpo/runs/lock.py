@@ -11,7 +11,7 @@ from pathlib import Path
 
 from discrete_grpo.core.processes import is_first
 
-__all__ = ["alone"]
+__all__ = ["locked_folder"]
 
 _HELD: dict[Path, int] = {}
 """Folders that this process has locked, with the handles of the locks."""
@@ -30,7 +30,7 @@ if hasattr(os, "register_at_fork"):
 
 
 @contextmanager
-def alone(folder: str | os.PathLike[str]) -> Iterator[None]:
+def locked_folder(folder: str | os.PathLike[str]) -> Iterator[None]:
     """Refuse a folder in which another process works; the lock ends with this process, however it ends, and leaves no file.
 
     The folder is created, and removed if it is empty at the end. Blocks may be nested. With several processes, the first one holds

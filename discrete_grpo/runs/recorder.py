@@ -24,17 +24,12 @@ from discrete_grpo.core import json_files
 from discrete_grpo.core.atomic import atomic_write, sync_folder
 from discrete_grpo.core.csv_cells import cells_of_any_length
 from discrete_grpo.runs.files import clear_files, explained
+from discrete_grpo.runs.folder import EVALUATION, METRICS, SAMPLES, SEARCH
 
 __all__ = [
-    "EVALUATION",
     "METRICS",
-    "REWARDS",
     "SAMPLES",
-    "SEARCH",
-    "SETTINGS",
     "Recorder",
-    "check_free",
-    "check_unused",
     "iter_samples",
     "read_evaluation",
     "read_metrics",
@@ -47,58 +42,7 @@ __all__ = [
     "write_text",
 ]
 
-METRICS = "metrics.jsonl"
-EVALUATION = "evaluation.json"
-SAMPLES = "samples.csv.gz"
-SEARCH = "search.json"
-REWARDS = "rewards.json"
-"""File of the rewards of a run by name, each with the identity of its code when the run began."""
-SETTINGS = "settings.json"
-"""File of the settings of a run by name, as of the last start or resume."""
 KEPT = "what was there is as it was"
-_EVALUATION = ("evaluation.json", "evaluation_before.csv.gz", "evaluation_after.csv.gz")
-_OTHERS = (
-    "failures.jsonl",
-    "checkpoints",
-    "offline",
-    "scored.csv.gz",
-    "policy",
-    "ledger.sqlite",
-    SEARCH,
-    "optimise.json",
-    "benchmark.json",
-    "reference",
-    "best.csv.gz",
-    "report.html",
-)
-
-
-def check_unused(folder: str | os.PathLike[str], own: Sequence[str] = ()) -> None:
-    """Refuse a folder with results of another run, which would be mixed with those of a new run.
-
-    Args:
-        folder: the folder, which need not exist.
-        own: names of files that the caller checks itself.
-
-    Raises:
-        ValueError: naming them.
-    """
-    names = [name for name in (METRICS, SAMPLES, *_EVALUATION, *_OTHERS) if name not in own]
-    found = [name for name in names if (Path(folder) / name).exists()]
-    if found:
-        wanted = "expected a folder without them; name another folder or remove these"
-        raise ValueError(f"output_dir: {os.fspath(folder)} holds results of another run ({', '.join(found)}), {wanted}")
-
-
-def check_free(file: Path, content: bytes) -> None:
-    """Refuse to overwrite a file that has other content, which may be the user's own.
-
-    Raises:
-        ValueError: naming it.
-    """
-    if file.exists() and not (file.is_file() and file.read_bytes() == content):
-        wanted = "expected a folder without it; name another folder or move the file"
-        raise ValueError(f"output_dir: {file.parent} holds a file {file.name}, which would be overwritten, {wanted}")
 
 
 class Recorder:

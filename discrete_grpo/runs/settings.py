@@ -8,15 +8,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from discrete_grpo.core.json_files import read_json
 from discrete_grpo.core.processes import is_first
 from discrete_grpo.runs.console import print_notes
-from discrete_grpo.runs.recorder import REWARDS, SETTINGS, write_json, write_text
+from discrete_grpo.runs.folder import REWARDS, SETTINGS
+from discrete_grpo.runs.recorder import write_json, write_text
 
 __all__ = [
     "checkpoints_in",
     "flat_settings",
     "put_back_on_refusal",
-    "read_entries",
     "tell_changed_settings",
     "tell_new_folder",
 ]
@@ -34,7 +35,7 @@ def tell_changed_settings(folder: Path, settings: Mapping[str, Any], *, resume: 
     Returns:
         The previous values of the changed settings, by name.
     """
-    before = read_entries(folder / SETTINGS) if resume else {}
+    before = (read_json(folder / SETTINGS) or {}) if resume else {}
     now = flat_settings(json.loads(json.dumps(settings, default=str)))  # in the form in which they are read from a file
     others = {name: before[name] for name, value in now.items() if before.get(name, value) != value}
     for name, old in others.items():
@@ -81,12 +82,3 @@ def flat_settings(given: Mapping[str, Any]) -> dict[str, Any]:
         inner = isinstance(value, Mapping)
         found |= {f"{name}.{key}": part for key, part in flat_settings(value).items()} if inner else {name: value}
     return found
-
-
-def read_entries(path: Path) -> dict[str, Any]:
-    """The entries of a JSON file by name; none where it is missing or damaged."""
-    try:
-        kept = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return kept if isinstance(kept, dict) else {}

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from discrete_grpo.core.interrupt import interruptible
-from discrete_grpo.core.reward_arguments import as_rewards, check_callables, check_some, reward_name, reward_names
-from discrete_grpo.core.scoring import Failures, RewardError, finite_number, score_one, score_samples, take_failures
+from discrete_grpo.core.reward_arguments import check_at_least_one, check_callables, checked_reward, reward_name, reward_names
+from discrete_grpo.core.scoring import Failures, RewardError, finite_number, score_one, score_samples, shown_value, take_failures
 from discrete_grpo.rewards import pool_worker
 from discrete_grpo.rewards.combine import WeightedSum
 from discrete_grpo.rewards.molecules import Target, qed
@@ -188,7 +188,7 @@ def test_a_name_in_the_place_of_a_reward_is_told_to_be_imported() -> None:
     with pytest.raises(
         ValueError, match=r"^reward: 'qed', expected .*; names such as 'qed' are for the command line, in Python import"
     ):
-        as_rewards("qed")
+        checked_reward("qed")
 
 
 def test_an_error_that_names_its_reward_is_not_named_twice() -> None:
@@ -263,13 +263,12 @@ def test_finite_number() -> None:
     [None, math.nan, True, 2, np.float32(0.5), np.int64(3), np.ma.masked, torch.tensor(1.5), np.array([2.0]), "1", 10**400],
 )
 def test_a_worker_of_a_pool_takes_the_same_values_as_the_process_of_a_run(value: Any) -> None:
-    def taken(function: Any) -> float | str:
-        try:
-            return float(function(value))
-        except ValueError as error:
-            return str(error)
-
-    assert taken(pool_worker._number) == pytest.approx(taken(finite_number), nan_ok=True)
+    try:
+        number = finite_number(value)
+        wanted: tuple[float | None, str | None] = (None if math.isnan(number) else number, None)
+    except ValueError as error:
+        wanted = (None, f"returned {shown_value(value)}, {error}")
+    assert pool_worker.answer(given(value), ["a"], {}) == [wanted]
 
 
 def test_failures_in_a_row_end_the_run_and_a_success_between_them_does_not() -> None:
@@ -355,7 +354,7 @@ def test_a_reward_that_cannot_be_called_with_the_columns_is_refused(reward: Any,
 
 def test_no_reward_at_all_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^reward: an empty list, expected at least one reward$"):
-        check_some([])
+        check_at_least_one([])
 
 
 def test_a_number_of_failures_is_a_whole_one() -> None:

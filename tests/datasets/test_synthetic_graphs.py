@@ -14,7 +14,6 @@ from discrete_grpo.datasets.synthetic_graphs import (
     NAMED_SETS,
     GraphSplits,
     dataset_from_networkx,
-    erdos_renyi,
     graph_statistics,
     make_splits,
     planar,
@@ -75,12 +74,6 @@ def test_two_communities_have_a_bridge() -> None:
     assert np.mean(crossing) == pytest.approx(100 * 2 * 0.5 / 10, abs=1)
 
 
-def test_erdos_renyi() -> None:
-    assert erdos_renyi(5, 0.0, rng()).number_of_edges() == 0
-    assert erdos_renyi(5, 1.0, rng()).number_of_edges() == 10
-    assert np.mean([erdos_renyi(10, 0.3, rng(s)).number_of_edges() for s in range(200)]) == pytest.approx(13.5, abs=1)
-
-
 @pytest.mark.parametrize(
     ("make", "said"),
     [
@@ -88,7 +81,6 @@ def test_erdos_renyi() -> None:
         (lambda: tree(1, rng()), "num_nodes: 1, expected at least 2"),
         (lambda: two_communities(7, rng()), "num_nodes: 7, expected an even number"),
         (lambda: two_communities(6, rng(), p_out=-1.0), "p_out: -1.0, expected 0 to 1"),
-        (lambda: erdos_renyi(4, 1.5, rng()), "p: 1.5, expected 0 to 1"),
         (lambda: stochastic_block_model(rng(), communities=(3, 2)), r"communities\[1\]: 2, expected at least 3"),
         (lambda: stochastic_block_model(rng(), p_in=0.0), "p_in: 0.0, expected more than 0"),
     ],

@@ -12,7 +12,7 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from discrete_grpo.datasets.synthetic_graphs import erdos_renyi, planar, stochastic_block_model, tree
+from discrete_grpo.datasets.synthetic_graphs import planar, stochastic_block_model, tree
 from discrete_grpo.domains.graph6 import from_graph6, graph6
 from discrete_grpo.domains.graph_sequences import PATTERN, SIGN, GraphSequences, _Reader, listed, most_tokens, text_of, vocabulary
 from discrete_grpo.domains.named_graphs import Labels, named_graph, to_line
@@ -21,8 +21,8 @@ GENERATORS: dict[str, Callable[[np.random.Generator], nx.Graph]] = {
     "planar": lambda rng: planar(40, rng),
     "tree": lambda rng: tree(40, rng),
     "blocks": stochastic_block_model,
-    "parts": lambda rng: erdos_renyi(25, 0.05, rng),
-    "dense": lambda rng: erdos_renyi(9, 0.9, rng),
+    "parts": lambda rng: nx.gnp_random_graph(25, 0.05, rng),
+    "dense": lambda rng: nx.gnp_random_graph(9, 0.9, rng),
 }
 LABELS = Labels(("blue", "red", "green"), ("no edge", "thin", "thick"))
 
@@ -207,7 +207,7 @@ def test_every_planar_graph_is_written_without_places() -> None:
 
 
 def coloured(rng: np.random.Generator) -> nx.Graph:
-    graph = erdos_renyi(12, 0.2, rng)
+    graph = nx.gnp_random_graph(12, 0.2, rng)
     nx.set_node_attributes(graph, {v: LABELS.nodes[rng.integers(3)] for v in graph}, "label")
     nx.set_edge_attributes(graph, {e: LABELS.edges[1 + rng.integers(2)] for e in graph.edges}, "label")
     return graph

@@ -8,7 +8,6 @@ from scipy.linalg import sqrtm
 
 from discrete_grpo.metrics.distances import (
     continuous_kl,
-    cosine_of_counts,
     discrete_kl,
     frechet_distance,
     mean_similarity,
@@ -77,12 +76,6 @@ def test_discrete_kl_by_hand() -> None:
     assert discrete_kl(reference, np.array([99.0, -1.0])) == math.inf  # all outside
     assert discrete_kl(reference, np.array([4.0])) > 20.0  # within the range, where the reference has nothing
     assert math.isnan(discrete_kl(reference, np.zeros(0)))
-
-
-def test_cosine_of_counts() -> None:
-    assert cosine_of_counts({"a": 1, "b": 2}, {"b": 3, "c": 4}) == pytest.approx(6 / (math.sqrt(5) * 5))
-    assert cosine_of_counts({"a": 2}, {"a": 9}) == 1.0
-    assert math.isnan(cosine_of_counts({}, {"a": 1}))
 
 
 def test_tanimoto_similarities_over_several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,16 +12,12 @@ import pytest
 import torch
 from torch import nn
 
-from discrete_grpo.core.categorical import score_sites
-from discrete_grpo.core.rollout import group_contexts
 from discrete_grpo.domains.fields import FieldBatch, FieldLogits
-from discrete_grpo.models.equivariant import BASE, SMALL, EquivariantConfig, EquivariantTransformer, SingleFieldNetwork
-from discrete_grpo.policies.graph import GraphPolicy
+from discrete_grpo.models.equivariant import BASE, SMALL, EquivariantConfig, EquivariantTransformer
 from discrete_grpo.runs.serialization import build, describe
 from tests.models.equivariant_parts import (
     DTYPES,
     FIELDS,
-    SHAPE,
     SIZES,
     assert_same,
     both_precisions,
@@ -32,7 +28,6 @@ from tests.models.equivariant_parts import (
     network,
     run,
 )
-from tests.toys import tiny_policy
 
 
 def padded(batch: FieldBatch, extra: int, junk: bool = False) -> FieldBatch:
@@ -207,35 +202,3 @@ def test_bad_times_and_unwanted_positions_are_named() -> None:
         run(network(), batch, time[:3])
     with pytest.raises(ValueError, match=r"^positions: a tensor, expected None \(positions=False\)$"):
         run(network("directed"), batch, time)
-
-
-SINGLE: dict[str, Any] = {
-    "node_fields": {"atom": 3},
-    "edge_fields": {"bond": 2},
-    "node_classes": {"atom": 3},
-    "edge_classes": {"bond": 2},
-}
-
-
-def test_a_graph_policy_runs_on_a_network_over_fields() -> None:
-    tiny = tiny_policy()
-    net = SingleFieldNetwork(EquivariantTransformer(EquivariantConfig(**SINGLE | SHAPE)))
-    policy = GraphPolicy(net, tiny.node_kernel, tiny.edge_kernel, tiny.node_counts, num_steps=3)
-    rollout = policy.sample(group_contexts(4, 2), generator=torch.Generator().manual_seed(0))
-    scores = score_sites(policy.sites(rollout))
-    torch.testing.assert_close(scores.logp.sum(-1), rollout.logp)
-    again = build(describe(policy))
-    again.load_state_dict(policy.state_dict())
-    assert torch.equal(score_sites(again.sites(rollout)).logp, scores.logp)
-
-
-def test_a_network_over_more_fields_is_no_graph_network() -> None:
-    net = EquivariantTransformer(EquivariantConfig(**SINGLE | SHAPE))
-    assert SingleFieldNetwork(net).compiled_parts() == list(net.blocks)
-    for options, told in (
-        (FIELDS, "2 node fields, 2 edge fields"),
-        (SINGLE | {"directed": ("bond",)}, "1 node fields, 1 edge fields, directed"),
-        (SINGLE | {"positions": True}, "1 node fields, 1 edge fields, positions"),
-    ):
-        with pytest.raises(ValueError, match=f"^network: {told}, expected one node field and one undirected edge field"):
-            SingleFieldNetwork(EquivariantTransformer(EquivariantConfig(**SHAPE | options)))

@@ -15,23 +15,15 @@ import torch
 from discrete_grpo.core.categorical import score_sites
 from discrete_grpo.core.loss import grpo_loss
 from discrete_grpo.core.rollout import Context, Policy, Rollout, group_contexts, is_replayable
-from discrete_grpo.domains.graphs import GraphBatch
+from discrete_grpo.domains.graph6 import from_graph6
+from discrete_grpo.domains.graph_sequences import PATTERN, GraphSequences
 from discrete_grpo.domains.images import Image
-from discrete_grpo.domains.tokenizer import NUM_SPECIAL, Tokenizer
+from discrete_grpo.domains.tokenizer import CHARACTERS, NUM_SPECIAL, Tokenizer
 from discrete_grpo.models.encoder import Encoder, EncoderConfig
 from discrete_grpo.models.gpt import GPT, GPTConfig
 from discrete_grpo.models.vq import CodeDecoder, VQConfig
 from discrete_grpo.policies.decoded import DecodedPolicy
-from discrete_grpo.policies.decoders import (
-    CODES,
-    EDGE_LIST,
-    SELFIES,
-    EdgeListDecoder,
-    LabelledGraph,
-    SelfiesDecoder,
-    VQDecoder,
-    code_text,
-)
+from discrete_grpo.policies.decoders import CODES, SELFIES, SelfiesDecoder, VQDecoder, code_text
 from discrete_grpo.policies.masked_text import MaskedTextPolicy
 from discrete_grpo.policies.tokens import TokenPolicy
 from discrete_grpo.runs.checkpoint import read_policy, save
@@ -134,8 +126,8 @@ def test_a_checkpoint_holds_the_decoder(tmp_path: Path) -> None:
     loaded = read_policy(save(tmp_path / "policy", decoded, metadata={}))
     assert isinstance(loaded, DecodedPolicy)
     assert draw(loaded).samples == draw(decoded).samples
-    plain = DecodedPolicy(token_policy("CO;", EDGE_LIST, 4), EdgeListDecoder())
-    assert read_policy(save(tmp_path / "plain", plain, metadata={})).decoder == EdgeListDecoder()
+    plain = DecodedPolicy(token_policy(["*", ".", "+.", "++."], PATTERN, 4), GraphSequences())
+    assert read_policy(save(tmp_path / "plain", plain, metadata={})).decoder == GraphSequences()
 
 
 def test_a_network_is_no_argument_decode_of_a_policy() -> None:
@@ -150,12 +142,12 @@ def test_a_network_is_no_argument_decode_of_a_policy() -> None:
 
 def test_a_decoder_that_loses_samples_is_refused() -> None:
     with pytest.raises(ValueError, match="decoder: gave 5 objects for 6 samples, expected one per sample"):
-        draw(DecodedPolicy(token_policy("CO", EDGE_LIST, 3), lambda texts: texts[1:]))
+        draw(DecodedPolicy(token_policy("CO", CHARACTERS, 3), lambda texts: texts[1:]))
 
 
 def test_a_policy_that_is_no_module_is_refused() -> None:
     with pytest.raises(TypeError, match="policy: NoneType is no"):
-        DecodedPolicy(None, EdgeListDecoder())  # type: ignore[arg-type]
+        DecodedPolicy(None, GraphSequences())  # type: ignore[arg-type]
 
 
 def test_conditions_are_checked_by_the_inner_policy() -> None:
@@ -220,15 +212,15 @@ def test_batches_of_images_change_nothing() -> None:
 
 
 def test_a_decoder_with_an_inverse_lets_the_policy_learn_from_any_object() -> None:
-    policy = DecodedPolicy(token_policy(["C", "O", ";", "0-1", "0=1"], EDGE_LIST, 4), EdgeListDecoder())
-    graph, other = LabelledGraph(("C", "O"), ((0, 1, 2),)), LabelledGraph(("N",))
+    policy = DecodedPolicy(token_policy(["*", ".", "+.", "++."], PATTERN, 4), GraphSequences())
+    graph, other = "A_", "Bw"  # an edge, and a triangle, whose text has the token ">."
     assert is_replayable(policy)
     assert policy.can_draw(graph)
     assert not policy.can_draw(other)
-    assert not policy.can_draw("CO")
+    assert not policy.can_draw("CCO")
     made = policy.rollout_of([graph])
     assert made.samples == (graph,)
-    wanted = score_sites(policy.policy.sites(policy.policy.rollout_of(["CO;0=1"]))).logp
+    wanted = score_sites(policy.policy.sites(policy.policy.rollout_of(["*+."]))).logp
     assert torch.equal(score_sites(policy.sites(made)).logp, wanted)
 
 
@@ -274,50 +266,11 @@ def trained(policy: DecodedPolicy, reward: Any, steps: int) -> Rollout:
 # -- graphs
 
 
-@pytest.mark.parametrize(
-    ("text", "wanted"),
-    [
-        ("CCO;0-1;1-2", "CCO;0-1;1-2"),
-        ("CCO;2=1;1#0", "CCO;0#1;1=2"),
-        ("NaCl;0-1", "NaCl;0-1"),
-        ("C", "C"),
-        ("", None),
-        (";0-1", None),
-        ("CC;", None),
-        ("CC;0-1;1-0", None),
-        ("CC;0-0", None),
-        ("CC;0-2", None),
-        ("CC;0~1", None),
-        ("0-1;CC", None),
-        (f"CC;0-{'1' * 5000}", None),
-    ],
-)
-def test_edge_lists_become_graphs(text: str, wanted: str | None) -> None:
-    (graph,) = EdgeListDecoder()([text])
-    assert (None if graph is None else str(graph)) == wanted
-    if graph is not None:
-        assert EdgeListDecoder()([str(graph)]) == [graph]
-
-
-def test_a_graph_becomes_a_batch() -> None:
-    batch = LabelledGraph(("C", "O", "C"), ((0, 1, 2), (1, 2, 1))).batch("CO")
-    assert isinstance(batch, GraphBatch)
-    assert batch.nodes.tolist() == [[0, 1, 0]]
-    assert batch.edges.tolist() == [[[0, 2, 0], [2, 0, 1], [0, 1, 0]]]
-    assert batch.mask.all()
-    for edge_class in (0, 4):
-        with pytest.raises(ValueError, match=f"class of an edge: {edge_class}, expected 1 to 3"):
-            LabelledGraph(("C", "O"), ((0, 1, edge_class),))
-    with pytest.raises(ValueError, match=r"classes: \['C'\], expected all of the graph's, 'O' among them"):
-        LabelledGraph(("C", "O")).batch(["C"])
-
-
 def test_training_on_graphs_raises_the_reward() -> None:
-    tokens = ["C", "O", ";", "0-1", "0-2", "1-2", "1=2"]
-    policy = DecodedPolicy(token_policy(tokens, EDGE_LIST, 6), EdgeListDecoder())
+    policy = DecodedPolicy(token_policy(["*", ".", "+.", "++.", ">."], PATTERN, 6), GraphSequences())
 
-    def edges(samples: Sequence[LabelledGraph | None], **columns: Any) -> list[float]:
-        return [0.0 if s is None else (len(s.nodes) + 2 * len(s.edges)) / 8 for s in samples]
+    def edges(samples: Sequence[str | None], **columns: Any) -> list[float]:
+        return [0.0 if s is None else from_graph6(s).number_of_edges() / 3 for s in samples]
 
     before, after = draw(policy, 200, 1).samples, trained(policy, edges, 15).samples
     assert sum(edges(after)) > 2 * sum(edges(before))

@@ -26,7 +26,7 @@ from discrete_grpo.policies.restart import Restart
 from discrete_grpo.policies.surrogate import EagerLikelihood
 from discrete_grpo.testing import check_policy
 from tests import oracles
-from tests.broken_policies import more_padding, relabelled
+from tests.broken_graph_policies import more_padding, relabelled
 from tests.policies.test_graph_conditions import COLUMNS, conditional
 from tests.toys import tiny_policy, transformer_policy
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import discrete_grpo as dg
-from discrete_grpo.core.description import describe, description
+from discrete_grpo.core.description import attach_metadata, description
 from discrete_grpo.datasets.molecules import dataset_from_smiles, statistics
 from discrete_grpo.domains.tokenizer import Tokenizer
 from discrete_grpo.models.graph_transformer import NetworkSizes
@@ -74,7 +74,7 @@ def test_a_description_is_kept_on_the_policy_inside_wrappers() -> None:
             self.policy = policy
 
     inner = made_smiles()
-    assert describe(wrapper := Wrapper(Wrapper(inner)), {"kind": "text"}) is wrapper
+    assert attach_metadata(wrapper := Wrapper(Wrapper(inner)), {"kind": "text"}) is wrapper
     assert inner.sample_metadata == description(wrapper) == {"kind": "text"}
 
 

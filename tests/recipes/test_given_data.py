@@ -224,7 +224,8 @@ def test_results_of_a_run_of_another_kind_are_refused_in_python_too(tmp_path: Pa
 
 def test_a_folder_in_which_another_process_works_keeps_its_data(tmp_path: Path) -> None:
     script = (
-        "import sys, time\nfrom discrete_grpo.runs.lock import alone\nwith alone(sys.argv[1]): print(flush=True); time.sleep(60)"
+        "import sys, time\nfrom discrete_grpo.runs.lock import locked_folder\n"
+        "with locked_folder(sys.argv[1]): print(flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE) as other:
         assert other.stdout is not None

@@ -240,7 +240,7 @@ def test_the_loss_is_one_of_all_tokens_in_any_number_of_passes() -> None:
     policy, texts = token_policy(), _Lengths(1, 1, 3, 1, 2, 3)
     whole = float(policy.likelihood_loss(texts.batch(torch.arange(6)))["loss"].detach())
     for size in (1, 2, 4, 6, 9):
-        assert held_out_loss(policy, texts, size) == pytest.approx(whole, rel=1e-12)  # type: ignore[arg-type]
+        assert held_out_loss(policy, texts, size) == pytest.approx(whole, rel=1e-12)
     of_rows = [float(policy.likelihood_loss(texts.batch(torch.tensor([k])))["loss"].detach()) for k in range(6)]
     assert abs(sum(of_rows) / 6 - whole) > 0.01
 

@@ -92,6 +92,6 @@ def test_the_command_leaves_a_config_of_the_user_alone(
     monkeypatch.chdir(tmp_path)
     Path("config.yaml").write_text("reward: qed\n")
     assert main(["optimise", "--config=config.yaml", "--output_dir=."]) == 2
-    assert "output_dir: . holds a config.yaml, which would be overwritten" in capsys.readouterr().err
+    assert "output_dir: . holds a file config.yaml, which would be overwritten" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
     assert Path("config.yaml").read_text() == "reward: qed\n"

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import json
 import re
 from pathlib import Path
 
 import pytest
+
+import discrete_grpo
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -51,6 +55,16 @@ def test_code_runs_in_order(page: str, tmp_path: Path, monkeypatch: pytest.Monke
 def test_tutorial_is_short() -> None:
     lines = [line for block in blocks("docs/tutorial.md") for line in block.splitlines() if line.strip()]
     assert len(lines) <= 60
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_public_names_are_imported_from_the_top(page: str) -> None:
+    for node in (node for block in blocks(page) for node in ast.walk(ast.parse(block))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("discrete_grpo."):
+            module = importlib.import_module(node.module or "")
+            deep = [name.name for name in node.names if name.name in discrete_grpo.__all__]
+            public = [name for name in deep if getattr(module, name) is getattr(discrete_grpo, name)]
+            assert not public, f"{node.module}: import {public} from discrete_grpo"
 
 
 def sections(page: Path) -> set[str]:

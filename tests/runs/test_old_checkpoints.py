@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import importlib
 import importlib.util
 import io
 import json
@@ -22,7 +23,7 @@ from discrete_grpo.cli import main
 from discrete_grpo.recipes.loading import load_policy
 from discrete_grpo.recipes.sample import as_text, sample_policy
 from discrete_grpo.runs.checkpoint import CheckpointError, load_metadata
-from discrete_grpo.runs.serialization import OLD_MODULES, build, current_path, describe
+from discrete_grpo.runs.serialization import OLD_MODULES, REMOVED, build, current_path, describe
 
 ARCHIVE = Path(__file__).parents[1] / "fixtures" / "format1.tar.xz"
 GRAPHS = ("qm9-small", "tree-16", "planar-16")
@@ -87,7 +88,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 CLASSES = json.loads((Path(__file__).parents[1] / "fixtures" / "format1_classes.json").read_text())
-"""One described object per class that a checkpoint of format 1 can name, written before the modules moved."""
+"""One described object per class that a checkpoint of format 1 can name and that still exists, written before the modules moved."""
 NEEDS = {"HuggingFaceLM": "transformers", "SelfiesDecoder": "selfies", "SubwordTokenizer": "tokenizers"}
 
 
@@ -113,6 +114,15 @@ def test_every_class_of_format_1_is_built_and_described_under_its_path_of_today(
     for path in class_paths(again):
         assert current_path(path) == path  # nothing of today is taken for a class of format 1
     assert describe(build(again)) == again
+
+
+@pytest.mark.parametrize("path", [*REMOVED, "discrete_grpo.decoders.EdgeListDecoder"])
+def test_a_removed_class_is_refused_by_its_name_in_one_line(path: str) -> None:
+    module, _, name = current_path(path).rpartition(".")
+    assert not hasattr(importlib.import_module(module), name)
+    with pytest.raises(CheckpointError, match=f"{name}' cannot be built: {name} ") as caught:
+        build({"class_path": path, "init_args": {}})
+    assert "\n" not in str(caught.value)
 
 
 def test_the_table_of_old_modules_is_used_up() -> None:

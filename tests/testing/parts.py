@@ -14,6 +14,7 @@ from discrete_grpo.diffusion.noise import uniform
 from discrete_grpo.diffusion.schedules import CosineSchedule
 from discrete_grpo.policies.graph import GraphPolicy
 from discrete_grpo.testing import Report, Row, check_policy
+from tests import broken_graph_policies as graph_twins
 from tests import broken_policies as twins
 from tests.toys import tiny_network
 
@@ -39,9 +40,9 @@ def check_words(policy: twins.Words, contexts: Sequence[Context] = WORDS, **opti
 
 def check_graphs(policy: GraphPolicy, **options: Any) -> Report:
     given: dict[str, Any] = {
-        "space": twins.graph_space(policy),
-        "permute": twins.relabelled,
-        "pad": twins.more_padding,
+        "space": graph_twins.graph_space(policy),
+        "permute": graph_twins.relabelled,
+        "pad": graph_twins.more_padding,
         "trusted": ["discrete_grpo", "tests"],
     }
     return check_policy(policy, SIZES, **given | options)

@@ -9,7 +9,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from discrete_grpo.runs.recorder import METRICS, SEARCH, read_evaluation, read_metrics, read_samples, read_search, write_text
+from discrete_grpo.runs.folder import CONFIG, EVALUATION_TABLES, METRICS, REPORT, SEARCH
+from discrete_grpo.runs.recorder import read_evaluation, read_metrics, read_samples, read_search, write_text
 from discrete_grpo.runs.report.curves import Metrics, curves_section, kind_of, merged, other_curves, unit_of
 from discrete_grpo.runs.report.diagnosis import diagnosis, search_diagnosis
 from discrete_grpo.runs.report.formatting import format_value, label_of, left_out, shortened
@@ -55,7 +56,7 @@ def write_report(folder: str | os.PathLike[str], *, render: Callable[[str], str 
     if not run.is_dir():
         raise FileNotFoundError(f"folder: {run} is no folder, expected that of a run")
     metrics, measured = _metrics(run), _measured(run)
-    evaluations = {place: run / f"evaluation_{place}.csv.gz" for place in ("before", "after")}
+    evaluations = {place: run / table for place, table in EVALUATION_TABLES.items()}
     tables = {place: read_samples(path) for place, path in evaluations.items() if path.exists()}
     name = run.resolve().name
     sections = [
@@ -67,9 +68,9 @@ def write_report(folder: str | os.PathLike[str], *, render: Callable[[str], str 
         best_samples_section(run, render, unit_of(metrics)),
         drawn_samples_section(tables, render),
         other_curves(metrics),
-        _config(run / "config.yaml"),
+        _config(run / CONFIG),
     ]
-    target = run / "report.html"
+    target = run / REPORT
     write_text(target, page(f"{name}: report", "\n".join(part for part in sections if part)))
     return target
 

@@ -7,14 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 
-from discrete_grpo.runs.recorder import SAMPLES, iter_samples
+from discrete_grpo.runs.folder import BEST, EVALUATION_TABLES, SAMPLES
+from discrete_grpo.runs.recorder import iter_samples
 from discrete_grpo.runs.report.charts import Values, histogram
 from discrete_grpo.runs.report.formatting import chart_card, format_value, label_of, shortened
 
 __all__ = ["best_samples_section", "distributions_section", "drawn_samples_section", "examples_section"]
 
-BEST = "best.csv.gz"
-"""The best samples of a search or an optimisation, with those of a warm start."""
 _MOST_SAMPLES = 24
 _MOST_EXAMPLES = 10
 _MOST_TEXT = 2000  # characters of a sample or a condition
@@ -116,7 +115,7 @@ def _top(best: Mapping[str, tuple[float, str]]) -> dict[str, tuple[float, str]]:
 def _best(run: Path, unit: str) -> dict[str, tuple[float, str]]:
     """Find the unique samples of highest reward, with reward and origin: of training, of the evaluation after it, of a search."""
     best: dict[str, tuple[float, str]] = {}
-    origins = {SAMPLES: unit, "evaluation_after.csv.gz": "evaluation", BEST: "search"}
+    origins = {SAMPLES: unit, EVALUATION_TABLES["after"]: "evaluation", BEST: "search"}
     for path in (run / name for name in origins):
         for row in iter_samples(path) if path.exists() else ():
             reward = _numbers([row.get("reward", "")])

@@ -224,6 +224,22 @@ def test_a_tracker_hears_every_update_and_of_samples_with_each_checkpoint(tmp_pa
     assert [said[:2] for said in again.said] == [("start", 4), ("samples", 5), ("log", 5), ("close",)]
 
 
+def test_a_tracker_hears_the_updates_after_an_interruption_too(tmp_path: Path) -> None:
+    heard, fails = Heard(), [True]
+
+    def once(trainer: GRPOTrainer, line: Mapping[str, float]) -> None:
+        if trainer.step == 2 and fails.pop():
+            raise KeyError("column")
+
+    trainer = GRPOTrainer(tiny_policy(), share_of_class_two, SMALL, run=tmp_path, tracker=heard, on_update=once)
+    with pytest.raises(KeyError):
+        trainer.train()
+    first = len(heard.said)
+    trainer.train()
+    assert heard.said[first - 1] == ("close",)
+    assert [said[:2] for said in heard.said[first:]] == [("start", 2), ("samples", 3), ("log", 3), ("log", 4), ("close",)]
+
+
 def test_an_unknown_tracker_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="report_to: 'mlflow', expected one of tensorboard, wandb"):
         open_trackers(tmp_path, ["mlflow"], {})  # type: ignore[list-item]

@@ -15,9 +15,9 @@ import torch
 from discrete_grpo.datasets.text import (
     GRAMMAR,
     LabelledTextDataset,
+    TextDataset,
     corrupt_lines,
     is_sentence,
-    load_text,
     mask_lines,
     read_lines,
     sentences,
@@ -27,6 +27,12 @@ from discrete_grpo.domains.tokenizer import MASK, PAD, SMILES, Tokenizer
 from discrete_grpo.training.pretrain import batches
 
 LINES = ["the cat", "a dog", "an owl sat"]
+
+
+def loaded(path: Path, **options: Any) -> TextDataset:
+    """The lines of a file as a set, as the recipe reads them."""
+    found = read_lines(path)
+    return text_dataset([line for _, line in found], name=str(path), numbers=[k for k, _ in found], **options)
 
 
 def seeded(seed: int) -> torch.Generator:
@@ -47,7 +53,7 @@ def test_any_text_file_gives_its_lines_and_their_numbers(tmp_path: Path, name: s
 def test_a_smiles_file_gives_first_words(tmp_path: Path) -> None:
     path = tmp_path / "a.smi"
     path.write_text("CCO ethanol\nCCl\tchloride\n")
-    data = load_text(path, pattern=SMILES)
+    data = loaded(path, pattern=SMILES)
     assert data.lines == ("CCO", "CCl")
     assert data.sizes.tolist() == [3, 2]
     assert data.tokenizer.tokens == ("C", "Cl", "O")
@@ -71,8 +77,8 @@ def test_long_lines_are_an_error_or_split(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("abc\n\nabcdefgh\n")
     with pytest.raises(ValueError, match="line 3 has 8 tokens, expected 1 to 3"):
-        load_text(path, block_size=3)
-    data = load_text(path, block_size=3, long_lines="split")
+        loaded(path, block_size=3)
+    data = loaded(path, block_size=3, long_lines="split")
     assert data.lines == ("abc", "abc", "def", "gh")
     assert data.sizes.tolist() == [3, 3, 3, 2]
     with pytest.raises(ValueError, match="long_lines: 'drop', expected error or split"):
@@ -88,7 +94,7 @@ def test_errors_name_the_file_the_line_and_the_token(tmp_path: Path) -> None:
         read_lines(path)
     path.write_text("ab\nabx\n")
     with pytest.raises(ValueError, match=r"a\.txt' line 2: 'abx' has the token 'x', expected one of the alphabet's 2") as error:
-        load_text(path, tokenizer=Tokenizer(("a", "b")))
+        loaded(path, tokenizer=Tokenizer(("a", "b")))
     assert "\n" not in str(error.value)
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ValueError, match="cannot be read as text, expected UTF-8"):

@@ -15,6 +15,7 @@ from discrete_grpo.core.categorical import Scores, Sites, gather
 from discrete_grpo.core.loss import grpo_loss
 from discrete_grpo.core.rollout import Rollout, group_contexts
 from discrete_grpo.testing import LAWS, Report, learning, replay
+from tests import broken_graph_policies as graph_twins
 from tests import broken_policies as twins
 from tests.testing.parts import check_graphs, check_words, row, small_graphs
 
@@ -74,7 +75,7 @@ MISTAKES: list[tuple[type[twins.Words], str]] = [
     (twins.OddStates, "rollout file"),
 ]
 ELSEWHERE = {"mask", "ratio train", "permutation", "learning", "gaussian sites", "kl"}
-"""Seen to fail below, in test_testing_scorers.py and in tests/policies/test_fields.py."""
+"""Seen to fail below, in test_scorers.py and in tests/policies/test_fields.py."""
 REPORTS: dict[type[twins.Words], Report] = {}
 
 
@@ -110,14 +111,14 @@ def test_dropout_in_scoring_is_caught_in_train_mode_only() -> None:
 
 
 def test_edges_counted_twice_are_caught_although_drawn_and_scored_alike() -> None:
-    report = check_graphs(small_graphs(twins.EdgesTwice), skip=["learning"])
+    report = check_graphs(small_graphs(graph_twins.EdgesTwice), skip=["learning"])
     assert {"total mass", "frequencies"} <= set(report.failed)
     assert {"stored log-probs", "units", "ratio eval", "permutation"}.isdisjoint(report.failed)
 
 
 @pytest.mark.parametrize("space", [True, False])
 def test_one_random_number_for_all_sites_of_a_step_is_caught(space: bool) -> None:
-    policy = small_graphs(twins.OneNumberPerStep)
+    policy = small_graphs(graph_twins.OneNumberPerStep)
     report = check_graphs(policy, skip=["learning"], **({} if space else {"space": None}))
     assert report.failed == (("frequencies", "independence") if space else ("independence",))
     assert row(report, "independence").note.startswith("sites of a step: p at most ")
@@ -133,12 +134,12 @@ def test_what_shares_a_random_number_is_named() -> None:
 
 
 def test_padded_nodes_are_caught() -> None:
-    report = check_graphs(small_graphs(twins.PaddedNodes), skip=["learning"])
+    report = check_graphs(small_graphs(graph_twins.PaddedNodes), skip=["learning"])
     assert {"padding", "units"} <= set(report.failed)
 
 
 def test_a_graph_policy_that_numbers_its_nodes_is_caught() -> None:
-    assert check_graphs(small_graphs(twins.NumbersNodes), skip=["learning"]).failed == ("permutation",)
+    assert check_graphs(small_graphs(graph_twins.NumbersNodes), skip=["learning"]).failed == ("permutation",)
 
 
 def test_a_reversed_gradient_learns_nothing() -> None:

@@ -14,7 +14,8 @@ from discrete_grpo.policies.surrogate import EagerLikelihood, ElboLikelihood
 from discrete_grpo.testing import LAWS, Report, check_policy
 from discrete_grpo.testing.check import ON_TABLES
 from tests import broken_scorers as twins
-from tests.broken_policies import NumbersNodes, Words, more_padding
+from tests.broken_graph_policies import NumbersNodes, more_padding
+from tests.broken_policies import Words
 from tests.toys import share_of_class_two, tiny_network, tiny_policy, transformer_policy
 
 WORDS = group_contexts(3, 3)
