@@ -143,8 +143,8 @@ def held_out_loss(policy: Any, data: Dataset, batch_size: int, *, draws: int = 1
     """The policy's ``likelihood_loss`` of samples that it was not trained on.
 
     It is that of one batch of all samples: its terms are means over the tokens, nodes or pairs of all of them, however many passes
-    they take. Of a policy whose ``likelihood_loss`` has no argument ``share`` it is the mean of the passes, weighed by their numbers of
-    samples.
+    they take. Of a policy whose ``likelihood_loss`` has no argument ``share`` it is the mean of the passes, each weighed by its
+    number of samples.
 
     Args:
         policy: a policy with ``likelihood_loss``.
