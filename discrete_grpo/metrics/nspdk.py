@@ -28,7 +28,6 @@ from discrete_grpo.metrics.resampling import Statistic
 __all__ = ["nspdk_features", "nspdk_statistic"]
 
 DEPTH = 4
-BITS = 1 << 20
 
 
 def _neighbourhoods(mol: Chem.Mol, distance: Sequence[Sequence[int]]) -> list[list[int]]:
@@ -63,7 +62,7 @@ def nspdk_features(mol: Chem.Mol) -> dict[int, float]:
             for j in range(i + 1):
                 if row[j] <= DEPTH:
                     low, high = sorted((hashes[i], hashes[j]))
-                    counts[row[j]][hash((radius, row[j], low, high)) % BITS] += 1
+                    counts[row[j]][hash((radius, row[j], low, high))] += 1
         for table in counts.values():
             norm = sum(c * c for c in table.values()) ** 0.5
             for key, count in table.items():
@@ -77,15 +76,18 @@ def _all_features(table: MoleculeTable) -> list[dict[int, float]]:
 
 
 def _matrix(rows: Sequence[dict[int, float]]) -> csr_matrix:
-    ends = np.cumsum([0, *map(len, rows)])
-    keys = [key for row in rows for key in row]
-    return csr_matrix(([value for row in rows for value in row.values()], keys, ends), shape=(len(rows), BITS))
+    """One row per molecule, one column per different feature of all of them."""
+    keys = np.array([key for row in rows for key in row], dtype=np.int64)
+    distinct, columns = np.unique(keys, return_inverse=True)
+    values = [value for row in rows for value in row.values()]
+    return csr_matrix((values, columns, np.cumsum([0, *map(len, rows)])), shape=(len(rows), len(distinct)))
 
 
 def nspdk_statistic(generated: MoleculeTable, reference: MoleculeTable) -> Statistic:
     """|mean φ(x) - mean φ(y)|², which is the MMD of a linear kernel, in [0, 2]."""
     own, other = (table.cached("nspdk", partial(_all_features, table)) for table in (generated, reference))
-    matrix, mean = _matrix(own), np.asarray(_matrix(other).mean(0)).ravel()
+    both = _matrix([*own, *other])
+    matrix, mean = both[: len(own)], np.asarray(both[len(own) :].mean(0)).ravel()
 
     def mmd(rows: np.ndarray) -> float:
         return float(((np.asarray(matrix[rows].mean(0)).ravel() - mean) ** 2).sum())

@@ -53,7 +53,6 @@ class TokenPolicy(nn.Module):
     """
 
     drawable: Tensor
-    special: Tensor
 
     def __init__(
         self,
@@ -96,9 +95,6 @@ class TokenPolicy(nn.Module):
             raise ValueError("only: no tokens, expected at least one or None")
         self._drawn = frozenset(drawable.nonzero()[:, 0].tolist())  # on the host
         self.register_buffer("drawable", drawable, persistent=False)
-        special = torch.zeros_like(drawable)
-        special[[PAD, BOS, MASK]] = True
-        self.register_buffer("special", special, persistent=False)
 
     @property
     def device(self) -> torch.device:
@@ -279,10 +275,17 @@ class TokenPolicy(nn.Module):
         """Check a training batch, before it is moved to a GPU, where that would make the host wait.
 
         Raises:
-            ValueError: if a text is longer than ``max_length``, or a prompt than ``max_prompt``.
+            ValueError: if a text is shorter than ``min_length``, longer than ``max_length``, or has a token outside ``only``, or if
+                a prompt is longer than ``max_prompt``.
         """
-        longest = int((batch.tokens != PAD).sum(1).max())
-        check_range("tokens of a text", longest - 1, most=self.max_length, note=" (max_length)")
+        lengths = ((batch.tokens != PAD) & (batch.tokens != EOS)).sum(1)
+        check_range("tokens of a text", int(lengths.max()), most=self.max_length, note=" (max_length)")
+        check_range("tokens of a text", int(lengths.min()), least=self.min_length, note=" (min_length)")
+        if self.only is not None:
+            drawn = torch.isin(batch.tokens, torch.tensor([PAD, EOS, *self._drawn]))
+            if not drawn.all():
+                other = self.tokenizer.decode([int(batch.tokens[~drawn][0])])
+                raise ValueError(f"tokens of a text: {other!r}, expected tokens that the policy draws (only)")
         if batch.prompt is not None:
             check_range("tokens of a prompt", batch.prompt.shape[1], most=self.max_prompt, note=" (max_prompt)")
 
@@ -291,8 +294,8 @@ class TokenPolicy(nn.Module):
     ) -> dict[str, Tensor]:
         """-log p_θ(x | c) per token, EOS counted and padding not, at temperature 1.
 
-        As in drawing, p_θ is the softmax over the tokens of the alphabet and EOS, or those of them that the grammar allows: the
-        logits of PAD, BOS and MASK, of which imported networks have copies of other tokens', do not count.
+        As in drawing, p_θ is the softmax over the tokens that :meth:`allowed` and the grammar leave: the logits of PAD, BOS and
+        MASK, of which imported networks have copies of other tokens', do not count.
 
         Raises:
             ValueError: as :meth:`check_batch`, for a batch on the CPU.
@@ -308,7 +311,8 @@ class TokenPolicy(nn.Module):
         legal, read = (None, {}) if self.grammar is None else self._along(targets)
         logits = self.network(inputs, *given, **read)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        logits = logits.masked_fill(self.special if legal is None else self.special | ~legal, -torch.inf)
+        allowed = self.allowed(torch.arange(targets.shape[1], device=targets.device))
+        logits = logits.masked_fill(~(allowed if legal is None else allowed & legal), -torch.inf)
         (loss,) = share.means(cross_entropy(logits, targets, targets != PAD))
         return {"loss": loss, "tokens": tokens}
 

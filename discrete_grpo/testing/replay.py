@@ -144,8 +144,8 @@ def masked_sites(case: Case) -> Measured:
     return Measured(float(not same(found, score_sites(sites))), 0.0, f"{hidden} masked sites")
 
 
-def padding(case: Case) -> Measured:
-    """A row alone scores as in the batch, a step without units scores 0, and ``pad`` changes nothing."""
+def padding(case: Case) -> Measured | Skip:
+    """A row alone scores as in the batch, a step without units scores 0, and ``pad`` changes nothing; skipped without padding."""
     rollout = case.rollout
     whole = per_step(case.replay(rollout))
     empty = rollout.units == 0
@@ -160,6 +160,8 @@ def padding(case: Case) -> Measured:
         beyond = padded[:, rollout.num_steps :]
         error = max(error, gap(padded[:, : rollout.num_steps], whole), gap(beyond, torch.zeros_like(beyond)))
         note += ", more padding"
+    elif error <= case.close and not empty.any() and len(rollout.size.unique()) == 1:
+        return Skip("no row is padded: give contexts of several sizes, if the policy has any")
     return Measured(error, case.close, note)
 
 

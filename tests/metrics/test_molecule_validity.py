@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from rdkit import Chem
 
+from discrete_grpo.datasets.enumeration import load_enumerated
 from discrete_grpo.metrics.alerts import MCF, passes_filters
 from discrete_grpo.metrics.molecule_table import MoleculeTable
 from discrete_grpo.metrics.molecule_validity import atom_stability, relaxed_molecule, repaired
@@ -118,6 +119,18 @@ def test_filters(sample: str, passes: bool) -> None:
 
 
 # -- the neighbourhood kernel
+
+
+def test_features_of_nspdk_share_no_column() -> None:
+    molecules = load_enumerated(7).smiles[:1500]
+    own, reference = (list(molecules[k::2]) for k in range(2))
+    sums: dict[int, float] = {}
+    for part, sign in ((own, 1), (reference, -1)):
+        for smiles in part:
+            for key, value in nspdk_features(Chem.MolFromSmiles(smiles)).items():
+                sums[key] = sums.get(key, 0.0) + sign * value / len(part)
+    assert len({key % (1 << 20) for key in sums}) < len(sums)  # a table of 2^20 columns would not tell all of them apart
+    assert nspdk(own, reference) == pytest.approx(sum(x * x for x in sums.values()), rel=1e-12)
 
 
 def nspdk(own: list[str], reference: list[str]) -> float:

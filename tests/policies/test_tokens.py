@@ -126,6 +126,24 @@ def test_likelihood_is_minus_the_log_probability_a_token() -> None:
     torch.testing.assert_close(loss, exact, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize(
+    "options", [{"only": ("b", "c")}, {"min_length": 2}, {"min_length": 4}, {"only": ("a", "b", "c"), "min_length": 3}]
+)
+def test_the_likelihood_is_that_of_the_tokens_that_are_drawn(options: dict[str, Any]) -> None:
+    policy = token_policy(**options)
+    drawn = policy.rollout_of(["bccb", "cbc" if options.get("min_length") != 4 else "cbcc"])
+    loss = policy.likelihood_loss(TokenBatch(drawn.states["tokens"].long()))["loss"]
+    exact = -score_sites(policy.sites(drawn)).logp[..., 0][drawn.units.bool()].mean()
+    torch.testing.assert_close(loss, exact, rtol=0, atol=1e-12)
+
+
+def test_texts_that_are_never_drawn_are_refused_in_training() -> None:
+    with pytest.raises(ValueError, match=r"^tokens of a text: 'a', expected tokens that the policy draws \(only\)$"):
+        token_policy(only=("b", "c")).likelihood_loss(TokenBatch(torch.tensor([[5, 4, EOS]])))
+    with pytest.raises(ValueError, match=r"^tokens of a text: 1, expected at least 2 \(min_length\)$"):
+        token_policy(min_length=2).likelihood_loss(TokenBatch(torch.tensor([[5, 4, EOS], [5, EOS, PAD]])))
+
+
 def test_logits_of_special_tokens_do_not_count_in_the_likelihood() -> None:
     policy = token_policy()
     batch = TokenBatch(torch.tensor([[4, 5, EOS], [6, EOS, PAD]]))

@@ -278,19 +278,21 @@ def test_reporting_imports_neither_rdkit_nor_matplotlib() -> None:
 
 
 def test_conditions_get_a_table_of_examples_and_no_histogram(tmp_path: Path) -> None:
-    for place, samples in (("before", ["ca", "", "ob"]), ("after", ["cat", "dog", "cob"])):
+    for place, samples in (("before", ["", "", "ca", "ob"]), ("after", ["cat", "dog", "cob", "cot"])):
+        rewards = [0.1, 0.2, 0.3, 0.4]
         table: dict[str, Any] = {
-            "masked": ["c_t", "_og", "c_t"],
+            "masked": ["c_t", "_og", "c_t", "c_t"],
             "sample": samples,
-            "reward": [0.1, 0.2, 0.3],
-            "reward_judge": [0.1, 0.2, 0.3],
+            "reward": rewards,
+            "reward_judge": rewards,
         }
-        write_table(tmp_path / f"evaluation_{place}.csv.gz", table | {"length": [1.0, 2.0, 3.0 + (place == "after")]})
+        write_table(tmp_path / f"evaluation_{place}.csv.gz", table | {"length": [1.0, 2.0, 3.0 + (place == "after"), 4.0]})
     text = write_report(tmp_path).read_text()
     section = text[text.index('<section id="examples">') :].split("</section>")[0]
     assert section.count("<tr>") == 1 + 2  # a row a distinct condition
-    assert [word in section for word in ("c_t", "cat", "dog", "<i>invalid</i>")] == [True] * 4
-    assert "cob" not in section
+    assert [word in section for word in ("c_t", "<code>ca</code>", "cat", "dog", "<i>invalid</i>")] == [True] * 5
+    assert section.count("<i>invalid</i>") == 1  # where no sample of the condition is valid
+    assert [word in section for word in ("cob", "cot", "ob</code>")] == [False] * 3
     assert "Distribution of length" in text
     assert "Distribution of masked" not in text
     drawn = write_report(tmp_path, render=lambda sample: f'<svg data-of="{sample}"></svg>').read_text()

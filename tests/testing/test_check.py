@@ -41,6 +41,16 @@ def test_a_graph_policy_passes_without_a_space() -> None:
     assert row(report, "permutation").note == "nodes relabelled by the kit"
 
 
+def test_padding_is_not_said_to_hold_where_no_row_is_padded() -> None:
+    def padding(sizes: Sequence[int]) -> tuple[str, str]:
+        contexts = [Context(k, {"num_nodes": size}) for k, size in enumerate(sizes)]
+        found = row(check_policy(transformer_policy(), contexts, skip=[law for law in LAWS if law != "padding"]), "padding")
+        return found.outcome, found.note
+
+    assert padding((3, 3, 3)) == ("skipped", "no row is padded: give contexts of several sizes, if the policy has any")
+    assert padding((3, 2, 3)) == ("passed", "3 rows alone, 0 empty steps")
+
+
 def test_words_of_any_length_pass_every_law() -> None:
     policy = twins.Words(temperature=0.8)
     assert policy.sample(WORDS, generator=torch.Generator().manual_seed(0)).num_steps <= 3

@@ -58,17 +58,18 @@ def examples_section(tables: Mapping[str, Mapping[str, Sequence[str]]], render: 
         return ""
     first = next(iter(tables.values()))
     asked = list(zip(*(first[n] for n in names), strict=True))
-    rows = list({condition: k for k, condition in reversed(list(enumerate(asked)))}.values())[::-1][:_MOST_EXAMPLES]
     body = []
-    for k in rows:
-        cells = [f"<td>{_as_text(cell, empty='')}</td>" for cell in asked[k]]
+    for condition in list(dict.fromkeys(asked))[:_MOST_EXAMPLES]:
+        cells = [f"<td>{_as_text(cell, empty='')}</td>" for cell in condition]
+        rows = [k for k, other in enumerate(asked) if other == condition]
         for table in tables.values():
+            k = next((k for k in rows if table["sample"][k]), rows[0])
             reward = _numbers([table.get("reward", [""] * (k + 1))[k]])
             picture = _drawing(table["sample"][k], render) or _as_text(table["sample"][k])
             cells.append(f"<td>{picture}<small>{format_value(reward[0]) if reward else ''}</small></td>")
         body.append(f"<tr>{''.join(cells)}</tr>")
     head = "".join(f'<th scope="col">{escape(label_of(n))}</th>' for n in [*names, *tables])
-    note = '<p class="note">One sample per condition, drawn before and after training, with its reward.</p>'
+    note = '<p class="note">The first valid sample per condition, before and after training, with its reward.</p>'
     return (
         f'<section id="examples"><h2>Examples by condition</h2>{note}<div class="card scroll"><table>'
         f"<thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table></div></section>"
