@@ -20,6 +20,7 @@ from discrete_grpo.recipes.reward_kinds import check_kind
 from discrete_grpo.rewards.diversity import diversity_metrics
 from discrete_grpo.rewards.ledger import molecule_key
 from discrete_grpo.runs.checkpoint import CheckpointError
+from discrete_grpo.runs.console import print_notes
 
 if TYPE_CHECKING:
     from discrete_grpo.datasets.molecules import MoleculeStatistics
@@ -237,12 +238,31 @@ def _measure(samples: Sequence[Any], options: FileOptions, settings: SuiteOption
         from discrete_grpo.metrics.moses import moses
 
         train = None if options.train is None else _stored(options.train, options, "train")
-        return moses(samples, _stored(options.reference, options), train, settings)
+        stored = _stored(options.reference, options)
+        result = moses(samples, stored, train, settings)
+        _tell_stereo(samples, stored if train is None else train, "reference" if train is None else "train")
+        return result
     if options.train is not None:
         raise ValueError(f"train: {options.train!r}, expected none with suite 'guacamol', whose reference is the training set")
     from discrete_grpo.metrics.guacamol import guacamol
 
     return guacamol(samples, _stored(options.reference, options), settings)
+
+
+def _tell_stereo(samples: Sequence[Any], known: Sequence[str], argument: str) -> None:
+    """Print one line where training molecules have stereo and no sample has any, as those of a graph policy."""
+    from discrete_grpo.metrics.molecule_suite import canonical_valid
+
+    if any(_has_stereo(canonical_valid([sample])[0] or "") for sample in samples if sample and _has_stereo(sample)):
+        return
+    if count := sum(map(_has_stereo, known)):
+        told = f"{count} of {len(known)} molecules of {argument} have stereo, no sample has any"
+        known_too = "a sample that lacks only the stereo of one counts as novel; to count it as known, write both without stereo"
+        print_notes([f"novel: {told}; novelty is counted against them as they are, so {known_too}"])
+
+
+def _has_stereo(smiles: str) -> bool:
+    return any(mark in smiles for mark in "@/\\")
 
 
 MOLECULES = Family(

@@ -32,8 +32,8 @@ from discrete_grpo.recipes.held_out import NOISY_DRAWS, hold_out, with_held_out
 from discrete_grpo.recipes.measured import measured_columns, measured_values
 from discrete_grpo.recipes.molecule_fields import KIND, ChargeOptions, check_field_options, molecule_field_policy
 from discrete_grpo.recipes.molecules import check_shard_options, data_file, molecule_policy, report_broken, report_kept
+from discrete_grpo.recipes.new_run import withdrawn_on_failure
 from discrete_grpo.recipes.training_conditions import training_conditions
-from discrete_grpo.runs.lock import locked_folder
 from discrete_grpo.runs.settings import tell_new_folder
 from discrete_grpo.training.config import PretrainConfig
 from discrete_grpo.training.pretrain import Dataset
@@ -264,12 +264,15 @@ def pretrain(
         ValueError: for ``data`` or a ``network`` that does not fit, or one with another recipe.
         TypeError: for anything but a recipe of pretraining.
     """
+    from discrete_grpo.recipes.given_data import withdrawn_data
+
     if not hasattr(recipe, "output_dir"):
         raise TypeError(f"recipe: {type(recipe).__name__}, expected a recipe of pretraining such as PretrainRecipe")
     check_folder_name("output_dir", recipe.output_dir)
+    folder = Path(recipe.output_dir)
     if resume:
-        tell_new_folder(Path(recipe.output_dir))
-    with locked_folder(recipe.output_dir):
+        tell_new_folder(folder)
+    with withdrawn_on_failure(folder, resume=resume, calls_count=False), withdrawn_data(folder):
         return _pretrain(recipe, data, network, resume)
 
 

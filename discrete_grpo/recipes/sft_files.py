@@ -78,8 +78,12 @@ def _split(
     from discrete_grpo.datasets.listed_graphs import split_rows
 
     if not found:
-        wanted = ", expected a file of molecules with positions (.sdf, .xyz)" if loaded.family.name == "spatial" else ""
-        raise ValueError(f"data: {recipe.source!r} holds no sample of the kind {loaded.family.name}{wanted}")
+        said = f"data: {recipe.source!r} holds no sample of the kind {loaded.family.name}"
+        if loaded.family.name == "spatial":
+            from discrete_grpo.recipes.spatial_family import NO_POSITIONS
+
+            said += f", expected a file of molecules with positions (.sdf, .xyz, .smi); {NO_POSITIONS}"
+        raise ValueError(said)
     names = _names(loaded, found)
     first = {name: row for row, name in reversed([*enumerate(names)])}
     distinct = list(dict.fromkeys(names))

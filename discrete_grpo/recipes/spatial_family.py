@@ -26,13 +26,15 @@ from discrete_grpo.rewards.diversity import diversity_metrics
 from discrete_grpo.rewards.spatial import OfSmiles, atom_stability
 from discrete_grpo.runs.checkpoint import CheckpointError
 
-__all__ = ["SPATIAL"]
+__all__ = ["NO_POSITIONS", "SPATIAL"]
 
 COLUMN = "cxsmiles"
 LINES = (".smi", ".smiles", ".txt")
 """Endings of files with one molecule per line."""
 POSITIONS = " |("
 """The text between a SMILES and the positions of its atoms."""
+NO_POSITIONS = "plain SMILES have none, so make conformers first, for example by RDKit's EmbedMolecule"
+"""What to do with molecules that are given without positions."""
 IN_SPACE = re.compile(r" \|\((?:[^;)]*;)*[^,;)]*,[^,;)]*,[^,;)]")
 """Positions of which one has a third coordinate: a drawing in the plane leaves it out."""
 Samples = Sequence[SpatialMolecule | None]
@@ -116,8 +118,8 @@ def _texts(file: str, options: FileOptions, argument: str) -> list[Callable[[], 
     with cells_of_any_length():
         column = column_of(rows.fieldnames or (), COLUMN, "sample")
         if column is None:
-            expected = f"an .sdf, .xyz or .smi file, or a table with a column {COLUMN!r} or 'sample'"
-            raise ValueError(f"{argument}: {file}, expected {expected}")
+            expected = f"molecules with positions: .sdf, .xyz, .smi, or a table with a column {COLUMN!r} or 'sample'"
+            raise ValueError(f"{argument}: {file}, expected {expected}; {NO_POSITIONS}")
         return [partial(_of_cell, row[column]) for row in rows]
 
 

@@ -46,6 +46,25 @@ def test_a_suite_of_molecules_is_printed_and_written(capsys: pytest.CaptureFixtu
     assert written["metrics"]["scaf"]["value"] is None
 
 
+def test_samples_without_stereo_are_told_beside_training_molecules_with_stereo(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("stereo.smi").write_text("C[C@H](N)O\nF/C=C/F\nCCN\n")
+    Path("flat.smi").write_text("CC(N)O\nFC=CF\nCCN\nn/a\n")
+    told = "novelty is counted against them as they are, so a sample that lacks only the stereo of one counts as novel"
+    arguments = ["evaluate", "flat.smi", "--suite=moses", "--bootstrap=0", "--out=m.json"]
+    assert main([*arguments, "--reference=ref.smi", "--train=stereo.smi"]) == 0
+    shown = capsys.readouterr()
+    assert [line for line in shown.err.splitlines() if told in line] == [
+        f"novel: 2 of 3 molecules of train have stereo, no sample has any; {told}; to count it as known, write both without stereo"
+    ]
+    written = json.loads(Path("m.json").read_text())
+    assert (written["notes"], written["metrics"]["novel"]["value"]) == (["fcd: left out"], 2 / 3)
+    assert main([*arguments, "--reference=stereo.smi"]) == 0
+    assert "novel: 2 of 3 molecules of reference have stereo" in capsys.readouterr().err
+    for arguments in (["flat.smi", "--train=ref.smi"], ["stereo.smi", "--train=stereo.smi"]):
+        assert main(["evaluate", *arguments, "--suite=moses", "--bootstrap=0", "--reference=ref.smi"]) == 0
+        assert told not in capsys.readouterr().err
+
+
 def test_from_python_a_suite_gives_estimates(capsys: pytest.CaptureFixture[str]) -> None:
     listed = evaluate(SAMPLES, suite="guacamol", reference="ref.smi", bootstrap=0)
     read = evaluate("gen.smi", suite="guacamol", reference="ref.smi", bootstrap=0)

@@ -16,6 +16,7 @@ import torch
 from torch_geometric.data import Data
 
 from discrete_grpo import GRPOConfig, PretrainConfig, SamplerOptions, evaluate, pretrain, sample, train
+from discrete_grpo.core.interrupt import Interrupted
 from discrete_grpo.datasets.own_digraphs import read_own
 from discrete_grpo.datasets.spatial import conformers
 from discrete_grpo.domains.graph6 import from_graph6
@@ -28,6 +29,7 @@ from discrete_grpo.recipes.graph_sequences import PretrainGraphSequencesRecipe
 from discrete_grpo.recipes.graphs import PretrainGraphsRecipe
 from discrete_grpo.recipes.judge import JudgeRecipe
 from discrete_grpo.recipes.pretrain import PretrainRecipe
+from discrete_grpo.recipes.sft import SFTRecipe
 from discrete_grpo.recipes.smiles import PretrainSmilesRecipe
 from discrete_grpo.recipes.spatial import PretrainSpatialRecipe
 from discrete_grpo.recipes.text import PretrainTextRecipe
@@ -220,6 +222,39 @@ def test_results_of_a_run_of_another_kind_are_refused_in_python_too(tmp_path: Pa
     recipe = PretrainSmilesRecipe(data=str(tmp_path / "data.smi"), output_dir=str(tmp_path), pretrain=loop())
     with pytest.raises(ValueError, match=r"^output_dir: .* holds results of another run \(policy\)"):
         pretrain(recipe)
+
+
+@pytest.mark.parametrize(("metric", "resume"), [(None, False), (None, True), ("eval/unknown", False)])
+def test_the_folder_of_a_refused_call_takes_corrected_values(metric: str | None, resume: bool, tmp_path: Path) -> None:
+    """A call is refused for its values, or inside the training loop for a metric."""
+    options: dict[str, Any] = {"output_dir": str(tmp_path / "new"), "policy": "smiles-zinc", "pretrain": loop(1), "test_share": 0.3}
+    recipe = SFTRecipe(**options, evaluation_samples=0)
+    broken = recipe if metric is None else replace(recipe, pretrain=replace(loop(2), metric_for_best_model=metric))
+    with pytest.raises(ValueError, match=r"^(data|metric_for_best_model): "):
+        pretrain(broken, data=["C(C"] * 4 if metric is None else SMILES, resume=resume)
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new/notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match=r"^(data|metric_for_best_model): "):
+        pretrain(broken, data=["C(C"] * 4 if metric is None else SMILES, resume=resume)
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["notes.txt"]
+    assert pretrain(recipe, data=SMILES[::-1], resume=resume) == tmp_path / "new/policy"
+
+
+def test_a_stopped_call_keeps_its_values_and_a_refused_one_those_of_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: Any, **__: Any) -> Path:
+        raise Interrupted("stopped")
+
+    recipe = PretrainSmilesRecipe(output_dir=str(tmp_path), pretrain=loop())
+    with monkeypatch.context() as patch:
+        patch.setattr("discrete_grpo.recipes.smiles.run_pretrain_smiles", stop)
+        with pytest.raises(Interrupted):
+            pretrain(recipe, data=SMILES)
+    with pytest.raises(ValueError, match="network: Linear"):
+        pretrain(recipe, data=SMILES, network=torch.nn.Linear(1, 1))
+    assert (tmp_path / "data.smi").read_text().split() == list(SMILES)
 
 
 def test_a_folder_in_which_another_process_works_keeps_its_data(tmp_path: Path) -> None:

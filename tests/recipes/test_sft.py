@@ -236,7 +236,16 @@ def test_larger_molecules_than_the_policy_drew_are_trained_on_by_graphs_and_left
         ({"data": "x.smi", "node_attribute": "colour"}, "node_attribute: 'colour', expected none with molecules"),
         ({"policy": "tree-16", "data": "tree-16", "smiles_column": "s"}, "smiles_column: 's', expected none with graphs"),
         ({"policy": "tree-16", "data": "sets.json"}, "data: sets.json has classes of nodes or edges, expected none, as"),
-        ({"policy": "qm9-3d", "data": "x.smi"}, "data: 'x.smi' holds no sample of the kind spatial"),
+        (
+            {"policy": "qm9-3d", "data": "x.smi"},
+            "data: 'x.smi' holds no sample of the kind spatial, expected a file of molecules with positions (.sdf, .xyz, .smi); "
+            "plain SMILES have none, so make conformers first, for example by RDKit's EmbedMolecule",
+        ),
+        (
+            {"policy": "qm9-3d", "data": "x.csv"},
+            "data: x.csv, expected molecules with positions: .sdf, .xyz, .smi, or a table with a column 'cxsmiles' or 'sample'; "
+            "plain SMILES have none, so make conformers first, for example by RDKit's EmbedMolecule",
+        ),
         (
             {"policy": "smiles-zinc", "data": "x.smi", "marginals": "data"},
             "marginals: 'data', expected 'policy' with smiles-zinc",
@@ -248,6 +257,7 @@ def test_it_says_in_one_line_what_does_not_fit(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     written(Path("x.smi"), MOLECULES)
+    written(Path("x.csv"), ["smiles", *MOLECULES])
     from discrete_grpo.datasets.graph_files import to_node_link
 
     Path("sets.json").write_bytes(to_node_link(coloured()))
