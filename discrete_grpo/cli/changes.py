@@ -18,9 +18,10 @@ _MAY_CHANGE = {
         *("grpo.max_steps", "grpo.patience", "grpo.patience_threshold", "grpo.save_steps", "grpo.save_total_limit"),
         *("grpo.metric_for_best_model", "grpo.greater_is_better"),
         "max_oracle_calls",
+        "reward_workers",
     ),
-    "optimise": ("max_oracle_calls", "save_rounds"),
-    "search": ("rounds", "max_oracle_calls"),
+    "optimise": ("max_oracle_calls", "save_rounds", "reward_workers"),
+    "search": ("rounds", "max_oracle_calls", "reward_workers"),
 }
 _PRETRAINING = (
     *("pretrain.max_steps", "pretrain.log_steps", "pretrain.save_steps", "pretrain.save_total_limit"),
@@ -32,7 +33,7 @@ _GROWING = ("max_oracle_calls", "rounds")
 
 
 def may_change(command: str) -> tuple[str, ...]:
-    """Names of the settings of a command that determine how long a run lasts and what it keeps, but not its updates."""
+    """Names of the settings of a command that determine how long a run lasts, what it keeps and who scores, but not its updates."""
     return _MAY_CHANGE.get(command, _PRETRAINING)
 
 

@@ -78,7 +78,7 @@ def _withdrawn_on_failure(folder: Path, before: frozenset[str] | None, run: Call
     except (Interrupted, KeyboardInterrupt):
         raise
     except Exception:
-        if not _has_results(folder):
+        if not _has_results(folder, before):
             withdraw(folder, before)
         raise
 
@@ -98,11 +98,11 @@ def _write_settings(folder: Path, command: str, settings: str) -> None:
     write_json(folder / RUN, {"command": command})
 
 
-def _has_results(folder: Path) -> bool:
+def _has_results(folder: Path, before: frozenset[str] | None = None) -> bool:
     from discrete_grpo.recipes.new_run import has_results
 
     command = json.loads((folder / RUN).read_text())["command"]
-    return has_results(folder, calls_count=command in ("search", "optimise"))
+    return has_results(folder, calls_count=command in ("search", "optimise"), before=before)
 
 
 def resume(folder: Path, changes: Sequence[str] = ()) -> None:

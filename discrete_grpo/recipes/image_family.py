@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from discrete_grpo.core.atomic import atomic_write
 from discrete_grpo.core.csv_cells import cells_of_any_length
 from discrete_grpo.datasets.text_files import text_lines
 from discrete_grpo.domains.images import Image, contact_sheet, png
@@ -16,6 +15,7 @@ from discrete_grpo.metrics import images as metrics
 from discrete_grpo.recipes.families import Family, FileOptions
 from discrete_grpo.recipes.reward_kinds import check_kind
 from discrete_grpo.rewards.images import ink
+from discrete_grpo.runs.recorder import write_bytes
 
 __all__ = ["IMAGES", "image_properties", "write_sheet"]
 
@@ -40,8 +40,7 @@ def write_sheet(path: str | Path, samples: Sequence[Image | None], columns: int 
     drawn = [image for image in samples if image is not None]
     if not drawn:
         raise ValueError(f"samples: no image among {len(samples)}, expected at least one to draw")
-    with atomic_write(path) as file:
-        file.write(png(contact_sheet(drawn, columns)))
+    write_bytes(path, png(contact_sheet(drawn, columns)))
     return Path(path)
 
 

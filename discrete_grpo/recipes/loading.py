@@ -21,9 +21,12 @@ from discrete_grpo.core.suggestions import absent_attribute, absent_module
 from discrete_grpo.recipes.families import Family, SamplerOptions, family_of, innermost
 from discrete_grpo.runs import checkpoint
 from discrete_grpo.runs.checkpoint import CheckpointError, find_checkpoint
+from discrete_grpo.runs.console import print_notes
+from discrete_grpo.runs.folder import REFERENCE
 from discrete_grpo.runs.serialization import TRUSTED, check_init_args
+from discrete_grpo.runs.weights import check_sums
 
-__all__ = ["LoadedPolicy", "class_name", "load", "load_policy", "policy_object", "rebuilt", "with_sampler"]
+__all__ = ["LoadedPolicy", "class_name", "initial_policy", "load", "load_policy", "policy_object", "rebuilt", "with_sampler"]
 
 CLASS_NAME = re.compile(r"(?P<module>[A-Za-z_][\w.]*):(?P<name>[A-Za-z_]\w*)(?:@(?P<folder>.+))?")
 GRAPH_OPTIONS = ("num_steps", "temperature", "guidance", "shared_steps", "kernel", "eta", "omega", "sample_distortion")
@@ -278,3 +281,23 @@ def _other_kernel(old: Any, kernel: Any, eta: float | None, omega: float | None)
     kept = {"eta": getattr(old, "eta", 0.0), "omega": getattr(old, "omega", 0.0)} if kind == "flow_euler" else {}
     given = {k: v for k, v in (("eta", eta), ("omega", omega)) if v is not None}
     return choices.make_kernel(kind, old.noise, **kept | given)
+
+
+def initial_policy(run: Path, policy: str, *, begun: bool) -> Path | None:
+    """Find the initial policy that a run of ``optimise`` keeps; None if it has none, which a line says of a run that has begun.
+
+    Args:
+        run: the run folder.
+        policy: name of the policy in the settings of the run.
+        begun: whether the run has a checkpoint.
+
+    Raises:
+        CheckpointError: if a file of it was changed.
+    """
+    kept = run / REFERENCE
+    if kept.is_dir():
+        check_sums(kept)  # earlier versions wrote none
+        return kept
+    if begun:
+        print_notes([f"policy: {kept} is missing; {policy} as it is now is taken for the policy that the run began with"])
+    return None

@@ -18,6 +18,7 @@ from discrete_grpo.runs.folder import (
     LEDGER,
     MEMORIES,
     METRICS,
+    PARTS,
     REFERENCE,
     REWARDS,
     RUN,
@@ -36,14 +37,16 @@ RECORDS = (METRICS, SAMPLES, REWARDS, SETTINGS, FAILURES, EVALUATION, EVALUATION
 DATABASES = tuple(f"{name}.sqlite{part}" for name in ("ledger", "scores") for part in ("", "-wal", "-shm", ".log"))
 
 
-def has_results(folder: Path, *, calls_count: bool) -> bool:
-    """Whether a failed run can usefully be resumed: it has a checkpoint or, if calls are results, scores.
+def has_results(folder: Path, *, calls_count: bool, before: frozenset[str] | None = None) -> bool:
+    """Whether a failed run can usefully be resumed: it or a part of it has a checkpoint or, if calls are results, there are scores.
 
     Args:
         folder: the run folder.
         calls_count: whether calls are results, as in a search or an optimisation.
+        before: names of the entries of the folder before the run, whose checkpoints are of another one; None if there were none.
     """
-    if (folder / "checkpoints").exists() or (folder / "offline" / "checkpoints").exists():
+    own = [part for part in ("", *PARTS) if part not in (before or ())]
+    if any((folder / part / "checkpoints").exists() for part in own):
         return True
     if not calls_count or not (folder / LEDGER).exists():
         return False
@@ -77,9 +80,11 @@ def withdraw(folder: Path, before: frozenset[str] | None) -> None:
         (folder / name).unlink(missing_ok=True)
     if REFERENCE not in kept:
         shutil.rmtree(folder / REFERENCE, ignore_errors=True)
-    offline = folder / "offline"
-    if "offline" not in kept and offline.is_dir() and not any(offline.iterdir()):
-        offline.rmdir()
+    for part in (folder / name for name in PARTS if name not in kept and (folder / name).is_dir()):
+        for name in RECORDS:
+            (part / name).unlink(missing_ok=True)
+        if not any(part.iterdir()):
+            part.rmdir()
     if before is None and folder.is_dir() and not any(folder.iterdir()):
         folder.rmdir()
 
@@ -106,7 +111,7 @@ def withdrawn_on_failure(folder: Path, *, resume: bool, calls_count: bool) -> It
             raise
         except Exception:
             with suppress(OSError, ValueError, sqlite3.Error):  # the error of the run is the one to report
-                if not used and is_first() and not has_results(folder, calls_count=calls_count):
+                if not used and is_first() and not has_results(folder, calls_count=calls_count, before=before):
                     withdraw(folder, before)
             raise
 

@@ -24,7 +24,7 @@ from discrete_grpo.recipes.before_and_after import Memories
 from discrete_grpo.recipes.conditions import check_unconditional
 from discrete_grpo.recipes.families import Family
 from discrete_grpo.recipes.grpo_memory import check_warm_start, fill_memory
-from discrete_grpo.recipes.loading import LoadedPolicy, class_name, load, policy_object
+from discrete_grpo.recipes.loading import LoadedPolicy, class_name, initial_policy, load, policy_object
 from discrete_grpo.recipes.memory_methods import MemoryMethod, check_settings, method_for
 from discrete_grpo.recipes.method_settings import check_same
 from discrete_grpo.recipes.molecule_family import MOLECULES
@@ -199,7 +199,8 @@ def run_optimise(recipe: OptimiseRecipe, *, resume: bool = False, policy: nn.Mod
     stored = load_training(found.latest()) if resume and (found := Checkpoints(folder)).all() else None
     if stored is None and recipe.warm_start is not None and not Path(recipe.warm_start).is_file():
         raise ValueError(f"warm_start: {recipe.warm_start!r} does not exist, expected a SMILES file")
-    loaded, method, settings = _loaded(recipe, policy, resume)
+    kept = initial_policy(folder, recipe.policy, begun=stored is not None) if resume else None
+    loaded, method, settings = _loaded(recipe, policy, kept)
     loaded.family.check_rewards(loaded.policy, recipe.rewards)
     if stored is None and recipe.warm_start is not None:
         check_warm_start(recipe.warm_start, loaded.family.key)
@@ -216,18 +217,20 @@ def run_optimise(recipe: OptimiseRecipe, *, resume: bool = False, policy: nn.Mod
         return _finish(run, loaded.family)
 
 
-def _loaded(recipe: OptimiseRecipe, policy: nn.Module | None, resume: bool) -> tuple[LoadedPolicy, MemoryMethod, dict[str, Any]]:
-    """Load the initial policy in the form that draws and learns, with the method for its kind and the settings; a run keeps a copy.
+def _loaded(
+    recipe: OptimiseRecipe, policy: nn.Module | None, kept: Path | None
+) -> tuple[LoadedPolicy, MemoryMethod, dict[str, Any]]:
+    """Load the initial policy in the form that draws and learns, or ``kept``, the run's copy, with its method and the settings.
 
     Raises:
         ValueError: if it does not draw molecules, or has no such settings.
     """
-    kept, own = Path(recipe.output_dir) / REFERENCE, class_name(recipe.policy)
+    own = class_name(recipe.policy)
     if policy is not None:
         found = policy_object(copy.deepcopy(policy))
-        if resume and kept.is_dir():
+        if kept is not None:
             load_weights(kept, as_module(found.policy))  # those that the run began with, to which restarts return
-    elif resume and kept.is_dir():
+    elif kept is not None:
         found = load(f"{own}@{kept}" if own else kept)
     else:
         found = load(recipe.policy, seed=recipe.seed)
@@ -281,7 +284,7 @@ class _Run:
         if stored is None:
             recorder.restore(None)
             failures.forget_after(0)
-            save(folder / REFERENCE, as_module(without_likelihood(loaded.policy)), metadata=metadata)
+            save(folder / REFERENCE, as_module(without_likelihood(loaded.policy)), metadata=metadata, sums=True)
             if recipe.warm_start is not None:
                 skipped: list[str] = []
                 parts["known"] = fill_memory(reward, ledger, parts["memory"], recipe.warm_start, recipe.warm_start_calls, skipped)

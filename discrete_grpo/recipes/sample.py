@@ -5,13 +5,13 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from discrete_grpo.core.atomic import atomic_write
 from discrete_grpo.core.checks import LAST_SEED, check_whole
 from discrete_grpo.core.condition_cells import condition_cells
 from discrete_grpo.core.description import description
@@ -24,6 +24,7 @@ from discrete_grpo.recipes.conditions import check_read, prepare_columns, read_c
 from discrete_grpo.recipes.families import Columns, Family, SamplerOptions, family_of
 from discrete_grpo.recipes.loading import LoadedPolicy, load, with_sampler
 from discrete_grpo.runs.console import print_notes, print_table, progress
+from discrete_grpo.runs.recorder import write_bytes
 
 __all__ = [
     "as_text",
@@ -181,7 +182,8 @@ def sample_file(
         device: device to draw on, as for :func:`sample`.
 
     Raises:
-        FileNotFoundError: if the folder of ``out`` does not exist.
+        FileNotFoundError, PermissionError: if the folder of ``out`` does not exist or cannot be written to, before any is drawn.
+        OSError: if the file cannot be written (a full disk); an older one is left unchanged.
         ValueError: for an ending that samples of the kind cannot have, a number out of its range, or a condition that the policy
             does not read, before any is drawn; if no sample can be written to a file that is no table.
     """
@@ -207,8 +209,7 @@ def sample_file(
     if written < n:
         told = f"{n - written} of {n} samples are invalid and are left out of {path}"
         print_notes([f"{told}; a .csv has a row for each sample"])
-    with atomic_write(path) as file:
-        file.write(gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
+    write_bytes(path, gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
     return path
 
 
@@ -284,6 +285,8 @@ def output_path(out: str) -> Path:
         raise FileNotFoundError(f"out: folder {path.parent} does not exist")
     if path.is_dir():
         raise IsADirectoryError(f"out: {path} is a folder, expected a file")
+    if not os.access(path.parent, os.W_OK | os.X_OK):  # an older file is replaced, so that its own permissions do not matter
+        raise PermissionError(f"out: {path} cannot be written, expected a file in a folder with write permission")
     return path
 
 

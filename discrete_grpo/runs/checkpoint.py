@@ -5,7 +5,7 @@ A checkpoint is a folder::
     model.safetensors   the policy's weights (the moving average where one is kept)
     config.json         how to build the policy, the types of its tensors, and metadata (data, licence, statistics)
     training.pt         optimiser, generators, counters, raw weights; read with ``weights_only``, absent in an export
-    SHA256SUMS          checksums of these three, for ``sha256sum --check``; beside training.pt only
+    SHA256SUMS          checksums of these files, for ``sha256sum --check``; absent in an export
 
 Folders are written under another name, synced and renamed, so that a reader never sees part of one. Loading executes no code
 from a checkpoint: classes are found by import path, and only inside packages the caller trusts.
@@ -29,11 +29,11 @@ from torch import Tensor, nn
 
 from discrete_grpo.core.atomic import atomic_write
 from discrete_grpo.core.checks import check_whole, did_you_mean
-from discrete_grpo.runs.files import SUMS, changed_file, clear_files, explained, real_name, remove, whole_folder, write_sums
+from discrete_grpo.runs.files import clear_files, copy_mode, explained, real_name, remove, whole_folder, write_sums
 from discrete_grpo.runs.plain_state import plain_state
 from discrete_grpo.runs.recorder import METRICS
 from discrete_grpo.runs.serialization import TRUSTED, CheckpointError, build, describe, describe_types, restore_types
-from discrete_grpo.runs.weights import load_weights, saved_weights
+from discrete_grpo.runs.weights import WEIGHTS, check_sums, load_weights, saved_weights
 
 __all__ = [
     "TRUSTED",
@@ -55,7 +55,7 @@ FORMAT = 2
 """Version of the format that is written. Format 1 names old modules, see :mod:`~discrete_grpo.runs.serialization`."""
 READABLE = (1, FORMAT)
 BUNDLED = Path(__file__).parents[1] / "bundled"
-FILES = ("config.json", "model.safetensors", "training.pt")
+FILES = (*WEIGHTS, "training.pt")
 STEP = re.compile(r"step-(\d{8,})")
 
 
@@ -63,7 +63,12 @@ STEP = re.compile(r"step-(\d{8,})")
 
 
 def save(
-    folder: str | os.PathLike[str], policy: nn.Module, *, metadata: Mapping[str, Any], training: Mapping[str, Any] | None = None
+    folder: str | os.PathLike[str],
+    policy: nn.Module,
+    *,
+    metadata: Mapping[str, Any],
+    training: Mapping[str, Any] | None = None,
+    sums: bool = False,
 ) -> Path:
     """Write a checkpoint folder atomically, replacing an older one of that name.
 
@@ -72,6 +77,7 @@ def save(
         policy: a module with ``init_args()``; users of the checkpoint get its weights, with low-rank adapters (LoRA) merged.
         metadata: JSON values kept beside the weights.
         training: the state for an exact resume: tensors, numbers, strings and containers of them.
+        sums: whether checksums are written without such a state too.
 
     Raises:
         TypeError: if the policy or the metadata cannot be described.
@@ -84,6 +90,8 @@ def save(
         whole_folder(final) as temporary,
     ):
         _write_files(temporary, policy, config, training)
+        if sums and training is None:
+            write_sums(temporary, WEIGHTS)
     return final
 
 
@@ -95,6 +103,7 @@ def _config(policy: nn.Module, metadata: Mapping[str, Any]) -> dict[str, Any]:
 def _write_files(folder: Path, policy: nn.Module, config: Mapping[str, Any], training: Mapping[str, Any] | None) -> None:
     save_file(saved_weights(policy), folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
+    copy_mode(folder / "config.json", folder / "model.safetensors")  # safetensors makes a private file (0600)
     if training is not None:
         with (folder / "training.pt").open("wb") as file:  # a file opened by Python, whose errors name the cause
             torch.save(plain_state(dict(training)), file)
@@ -163,9 +172,7 @@ def load_training(folder: str | os.PathLike[str]) -> dict[str, Any]:
 def _check(folder: Path) -> None:
     """Raise CheckpointError, naming the file, unless a run's checkpoint is as it was written."""
     _read_config(folder)
-    if (folder / SUMS).is_file():
-        if wrong := changed_file(folder, FILES):
-            raise CheckpointError(f"checkpoint: {wrong[0]} {wrong[1]}; the file is missing, truncated or was changed")
+    if check_sums(folder, FILES):
         return
     load_training(folder)  # from an earlier version without checksums; it is only checked to be readable
     _read_header(folder / "model.safetensors")

@@ -15,7 +15,17 @@ from pathlib import Path
 from discrete_grpo.core.atomic import sync_folder
 from discrete_grpo.core.digests import add_file
 
-__all__ = ["SUMS", "changed_file", "clear_files", "explained", "real_name", "remove", "whole_folder", "write_sums"]
+__all__ = [
+    "SUMS",
+    "changed_file",
+    "clear_files",
+    "copy_mode",
+    "explained",
+    "real_name",
+    "remove",
+    "whole_folder",
+    "write_sums",
+]
 
 SUMS = "SHA256SUMS"
 LEFTOVER = re.compile(r"\.(.+)\.[0-9a-f]{8}\.(tmp|old)")
@@ -100,6 +110,12 @@ def clear_files(folder: Path) -> None:
     for path in folder.glob(".*.tmp"):
         if re.fullmatch(r"\..+\.[0-9a-f]{12}\.tmp", path.name) and path.is_file():
             path.unlink()
+
+
+def copy_mode(source: Path, target: Path) -> None:
+    """Give a file the permissions of another one; where they are equal, nothing is asked of the file system."""
+    if source.stat().st_mode != target.stat().st_mode:
+        shutil.copymode(source, target)
 
 
 # -- sums

@@ -17,6 +17,7 @@ __all__ = [
     "MEMORIES",
     "METRICS",
     "OPTIMISED",
+    "PARTS",
     "REFERENCE",
     "REPORT",
     "REWARDS",
@@ -56,6 +57,8 @@ OPTIMISED = "optimise.json"
 BENCHMARK = "benchmark.json"
 REFERENCE = "reference"
 """Folder of the policy that an optimisation began with."""
+PARTS = ("offline", "autoencoder", "classifier")
+"""Folders of the parts of a run that have checkpoints of their own."""
 REPORT = "report.html"
 
 _RESULTS = (

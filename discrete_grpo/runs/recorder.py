@@ -37,6 +37,7 @@ __all__ = [
     "read_search",
     "shown_text",
     "text_of",
+    "write_bytes",
     "write_json",
     "write_table",
     "write_text",
@@ -267,9 +268,7 @@ def write_table(path: str | os.PathLike[str], columns: Mapping[str, Sequence[Any
     Raises:
         ValueError: if the columns differ in length.
     """
-    content = _member(_csv(columns, header=True))
-    with explained(Path(path), lambda: KEPT), atomic_write(path) as file:
-        file.write(content)
+    write_bytes(path, _member(_csv(columns, header=True)))
 
 
 def write_json(path: str | os.PathLike[str], content: Any) -> None:
@@ -280,8 +279,13 @@ def write_json(path: str | os.PathLike[str], content: Any) -> None:
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
     """Write UTF-8 text, atomically."""
+    write_bytes(path, text.encode("utf-8", "backslashreplace"))
+
+
+def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
+    """Write a file atomically."""
     with explained(Path(path), lambda: KEPT), atomic_write(path) as file:
-        file.write(text.encode("utf-8", "backslashreplace"))
+        file.write(content)
 
 
 def _number(value: float | None) -> float | None:

@@ -11,7 +11,7 @@ from typing import Any
 from discrete_grpo.core.json_files import read_json
 from discrete_grpo.core.processes import is_first
 from discrete_grpo.runs.console import print_notes
-from discrete_grpo.runs.folder import REWARDS, SETTINGS
+from discrete_grpo.runs.folder import PARTS, REWARDS, SETTINGS
 from discrete_grpo.runs.recorder import write_json, write_text
 
 __all__ = [
@@ -61,8 +61,8 @@ def put_back_on_refusal(folder: Path) -> Iterator[None]:
 
 
 def checkpoints_in(folder: Path) -> list[Path]:
-    """The folders of the checkpoints of a run, those of its off-line updates included."""
-    return sorted(path for part in ("checkpoints", "offline/checkpoints") for path in (folder / part).glob("*"))
+    """The folders of the checkpoints of a run, those of its parts included."""
+    return sorted(path for part in ("", *PARTS) for path in (folder / part / "checkpoints").glob("*"))
 
 
 def tell_new_folder(folder: Path) -> None:

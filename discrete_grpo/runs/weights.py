@@ -1,9 +1,9 @@
-"""The weights of a checkpoint: as they are saved, loading into a module, and the check that all of them are finite numbers."""
+"""The weights of a checkpoint: as they are saved, checksums, loading into a module, and the check that all are finite numbers."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -11,9 +11,13 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from discrete_grpo.runs.adapters import merged_tensors
+from discrete_grpo.runs.files import SUMS, changed_file
 from discrete_grpo.runs.serialization import CheckpointError
 
-__all__ = ["load_weights", "not_finite", "saved_weights"]
+__all__ = ["WEIGHTS", "check_sums", "load_weights", "not_finite", "saved_weights"]
+
+WEIGHTS = ("config.json", "model.safetensors")
+"""Files of a checkpoint from which a policy is built."""
 
 
 def saved_weights(policy: nn.Module) -> dict[str, Tensor]:
@@ -24,6 +28,19 @@ def saved_weights(policy: nn.Module) -> dict[str, Tensor]:
         if shared.setdefault(value.untyped_storage().data_ptr(), name) != name:
             weights[name] = value.clone()
     return weights
+
+
+def check_sums(folder: Path, names: Sequence[str] = WEIGHTS) -> bool:
+    """Return whether a folder has checksums, after a comparison of these files with them.
+
+    Raises:
+        CheckpointError: naming the first file that differs.
+    """
+    if not (folder / SUMS).is_file():
+        return False
+    if wrong := changed_file(folder, names):
+        raise CheckpointError(f"checkpoint: {wrong[0]} {wrong[1]}; the file is missing, truncated or was changed")
+    return True
 
 
 def load_weights(folder: str | os.PathLike[str], policy: nn.Module) -> None:

@@ -111,6 +111,8 @@ def test_a_budget_may_grow_and_not_shrink() -> None:
         check_changes("optimise", "max_oracle_calls: 50", "max_oracle_calls: 40")
     with pytest.raises(UsageError, match=r"^settings\.draws: 8, expected 16 as in the run to resume; what may change"):
         check_changes("optimise", "settings: {draws: 16}", "settings: {draws: 8}")
+    for command in ("train", "search", "optimise"):  # as many as there are cores, whatever the machine
+        check_changes(command, "reward_workers: 8", "reward_workers: 2")
 
 
 @pytest.mark.parametrize("command", RUNS)

@@ -69,6 +69,31 @@ def test_the_folder_of_a_training_run_that_failed_at_once_can_be_used_again(tmp_
     train(chains(), oxygens, output_dir=tmp_path / "run4", grpo=config, evaluation_samples=4)
 
 
+def test_a_failed_part_of_a_run_leaves_the_parts_that_ended_and_nothing_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("sklearn")
+    small = ["--codes=8", "--layers=1", "--heads=2", "--width=16", "--evaluation_samples=0", "--pretrain.max_steps=1"]
+    loop = ("max_steps=4", "log_steps=1", "warmup_steps=0")
+    small += [f"--{part}.{setting}" for part in ("autoencoder", "classifier") for setting in loop]
+
+    def command(folder: str, *more: str) -> list[str]:
+        return ["pretrain-digits", *small, *more, f"--output_dir={tmp_path / folder}"]
+
+    assert main(command("first", "--autoencoder.learning_rate=1e30")) == 2
+    assert not (tmp_path / "first").exists()
+    assert main(command("second", "--classifier.learning_rate=1e30")) == 2
+    assert sorted(path.name for path in (tmp_path / "second").iterdir()) == ["autoencoder", "classifier", "config.yaml", "run.json"]
+    capsys.readouterr()
+    assert main(["resume", str(tmp_path / "second")]) == 2  # as the setting is still the wrong one
+    assert "loss" in capsys.readouterr().err
+    kept = tmp_path / "third" / "autoencoder"
+    (kept / "checkpoints" / "step-00000001").mkdir(parents=True)  # of another run
+    assert main(command("third")) == 2
+    assert "holds results of another run" in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / "third").iterdir()] == ["autoencoder"]
+
+
 def test_scores_that_are_known_stay_where_a_run_is_withdrawn(tmp_path: Path) -> None:
     config = GRPOConfig(max_steps=1, num_generations=2, generation_batch_size=4)
     for _ in range(2):

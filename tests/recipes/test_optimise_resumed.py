@@ -21,7 +21,7 @@ from discrete_grpo.recipes.grpo_memory import SETTINGS
 from discrete_grpo.recipes.optimise import OptimiseRecipe, optimise
 from discrete_grpo.recipes.train import train
 from discrete_grpo.rewards.diversity import DiversityFilter
-from discrete_grpo.runs.checkpoint import save
+from discrete_grpo.runs.checkpoint import CheckpointError, save
 from discrete_grpo.training.rounds import Rounds
 from tests.benchmarking.test_methods import chains
 from tests.recipes.optimise_parts import SMALL, carbons, files, oxygens, run
@@ -166,6 +166,26 @@ def test_an_interrupted_run_saves_and_goes_on(tmp_path: Path, monkeypatch: pytes
     assert files(tmp_path / "run") == files(tmp_path / "whole")
 
 
+def test_the_initial_policy_of_a_run_has_checksums_and_a_line_says_if_it_is_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(tmp_path, budget=30)
+    kept, told = tmp_path / "reference", "is missing; TokenPolicy as it is now is taken for the policy that the run began with"
+    weights = kept / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(CheckpointError, match=r"reference/model\.safetensors is not what was written \(see SHA256SUMS\)"):
+        run(tmp_path, budget=40, resume=True)
+    weights.write_bytes(whole)
+    run(tmp_path, budget=40, resume=True)
+    (kept / "SHA256SUMS").unlink()  # as in a run of an earlier version
+    run(tmp_path, budget=50, resume=True)
+    assert told not in capsys.readouterr().err
+    shutil.rmtree(kept)
+    run(tmp_path, budget=60, resume=True)
+    assert f"policy: {kept} {told}\n" in capsys.readouterr().err
+
+
 def test_a_run_needs_nothing_but_its_folder_to_go_on(tmp_path: Path) -> None:
     save(tmp_path / "mine", chains(), metadata={"kind": "molecules"})
     few = {"draws": 6, "passes": 1, "take": 5, "unscreened": 1, "take_children": 1}
@@ -258,5 +278,7 @@ def test_a_policy_object_that_is_given_again_is_not_the_one_that_restarts_go_bac
     reward = Failing(12)
     with pytest.raises(RewardError):
         optimise(first, reward, max_oracle_calls=20, **given)
-    found = module._loaded(OptimiseRecipe(**given, policy="an object", reward=reward, max_oracle_calls=20), other, True)[0]
+    found = module._loaded(
+        OptimiseRecipe(**given, policy="an object", reward=reward, max_oracle_calls=20), other, tmp_path / "reference"
+    )[0]
     assert all(torch.equal(a, b) for a, b in zip(as_module(found.policy).parameters(), first.parameters(), strict=True))

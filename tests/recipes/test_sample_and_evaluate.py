@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +144,42 @@ def test_an_ending_that_samples_do_not_have_is_refused(tmp_path: Path, ending: s
         with pytest.raises(ValueError, match=rf"out: .*, expected a file of \w+ ending in {known}"):
             sample_file(name, 2, str(tmp_path / f"a{ending}"))
     assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_written_to_is_told_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Any, int]] = []
+
+    def read_only(path: Any, mode: int) -> bool:
+        asked.append((path, mode))
+        return False
+
+    monkeypatch.setattr(os, "access", read_only)
+    out = tmp_path / "samples.csv"
+    for exists in (False, True):
+        if exists:
+            out.write_text("older\n")
+        with pytest.raises(PermissionError, match=r"^out: .*samples\.csv cannot be written, expected a file in a folder with"):
+            sample_file("no such policy", 2, str(out))
+        with pytest.raises(PermissionError, match=r"^out: .*samples\.csv cannot be written"):
+            evaluate_file("no such file", out=str(out))
+    assert set(asked) == {(tmp_path, os.W_OK | os.X_OK)}
+    assert out.read_text() == "older\n"
+
+
+@pytest.mark.parametrize("ending", ["csv", "png"])
+def test_a_full_disk_names_the_file_of_samples(ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / f"digits.{ending}"
+    out.write_text("older")
+
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    said = rf"digits\.{ending}: cannot be written \(No space left on device\); what was there is as it was$"
+    with pytest.raises(OSError, match=said) as error:
+        sample_file("digits", 1, str(out), columns=[{"label": 1}])
+    assert error.value.errno == errno.ENOSPC
+    assert out.read_text() == "older"
 
 
 def test_numbers_of_a_draw_are_checked_before_the_policy_is_read(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -278,6 +279,18 @@ def test_missing_folder_and_format(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"format": 99}')
     with pytest.raises(CheckpointError, match="format 99, expected 1"):
         read_policy(tmp_path)
+
+
+def test_whoever_may_read_one_file_of_a_checkpoint_may_read_the_others(tmp_path: Path) -> None:
+    for name, mask in (("shared", 0o022), ("group", 0o027), ("private", 0o077)):
+        before = os.umask(mask)
+        try:
+            folder = save(tmp_path / name, transformer_policy(), metadata={}, training={"step": 1})
+        finally:
+            os.umask(before)
+        assert {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()} == dict.fromkeys(
+            ("SHA256SUMS", "config.json", "model.safetensors", "training.pt"), 0o666 & ~mask
+        )
 
 
 def test_a_failed_write_leaves_the_old_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
