@@ -32,7 +32,7 @@ from discrete_grpo.runs.settings import put_back_on_refusal
 
 __all__ = ["has_results", "held", "withdraw", "withdrawn_on_failure"]
 
-GIVEN = (CONFIG, RUN, "columns.jsonl", "evaluation_columns.jsonl", SCORED)
+GIVEN = (CONFIG, RUN, "columns.jsonl", "evaluation_columns.jsonl", "test.sdf", SCORED)
 RECORDS = (METRICS, SAMPLES, REWARDS, SETTINGS, FAILURES, EVALUATION, EVALUATION_TABLES["before"], MEMORIES)
 DATABASES = tuple(f"{name}.sqlite{part}" for name in ("ledger", "scores") for part in ("", "-wal", "-shm", ".log"))
 

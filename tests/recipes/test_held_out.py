@@ -194,6 +194,18 @@ def test_the_loss_of_molecules_in_space_is_logged(tmp_path: Path) -> None:
     assert losses(tmp_path / "run")[0] != losses(tmp_path / "run")[1]
 
 
+def test_a_failed_run_leaves_no_held_out_molecules_that_block_the_next_one(tmp_path: Path) -> None:
+    sizes = EquivariantSizes(layers=1, heads=2, width=16, edge_width=8, global_width=8)
+    loop = replace(LOOP, max_steps=4, save_steps=4, learning_rate=1e30)
+    given: dict[str, Any] = {"num_steps": 3, "network": sizes, "test_share": 0.25, "evaluation_samples": 0}
+    recipe = PretrainSpatialRecipe(
+        data=written(tmp_path / "data.smi", ["O", "CO", "C#N", "C=O"]), output_dir=str(tmp_path / "run"), pretrain=loop, **given
+    )
+    with pytest.raises(FloatingPointError, match="gradient norm is nan"):
+        pretrain(recipe)
+    assert not (tmp_path / "run").exists()
+
+
 def test_copies_and_conformers_of_a_molecule_in_space_are_not_trained_on_and_held_out(tmp_path: Path) -> None:
     lines = ["CO", "CCO", "CC", "C=O", "CN", "CCN", "CCC", "COC"]
     recipe = PretrainSpatialRecipe(
