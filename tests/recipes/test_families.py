@@ -299,7 +299,7 @@ def test_files_of_samples(smiles: Path, tmp_path: Path) -> None:
     rows = list(csv.DictReader(gzip.decompress(path.read_bytes()).decode().splitlines()))
     assert len(rows) == 12
     assert set(rows[0]) >= {"smiles", "MolLogP", "QED"}
-    plain = sample_file(str(smiles), 12, str(tmp_path / "s.smi"))
+    plain = sample_file(str(smiles), 64, str(tmp_path / "s.smi"))
     assert all(parse(line) is not None for line in plain.read_text().splitlines())
 
 
