@@ -109,7 +109,7 @@ def with_child(samples: list[str], **columns: Any) -> list[float]:
 
 
 USED_UP: list[Exception] = []
-"""What this process raises on every sample from now on."""
+"""Errors of this process; the first one is raised for every further sample."""
 
 
 def used_up(samples: list[str], **columns: Any) -> list[float]:

@@ -76,7 +76,7 @@ def _all_features(table: MoleculeTable) -> list[dict[int, float]]:
 
 
 def _matrix(rows: Sequence[dict[int, float]]) -> csr_matrix:
-    """One row per molecule, one column per different feature of all of them."""
+    """Return the feature vectors of molecules as rows; each distinct feature has a column."""
     keys = np.array([key for row in rows for key in row], dtype=np.int64)
     distinct, columns = np.unique(keys, return_inverse=True)
     values = [value for row in rows for value in row.values()]

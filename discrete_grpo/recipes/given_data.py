@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from discrete_grpo.core.atomic import atomic_write
-from discrete_grpo.core.interrupt import Interrupted
 from discrete_grpo.core.json_files import read_json
 from discrete_grpo.core.processes import is_first
 from discrete_grpo.datasets.values import file_of_values
@@ -17,7 +15,6 @@ from discrete_grpo.recipes.graph_sequences import PretrainGraphSequencesRecipe
 from discrete_grpo.recipes.graphs import PretrainGraphsRecipe
 from discrete_grpo.recipes.judge import JudgeRecipe
 from discrete_grpo.recipes.loading import load
-from discrete_grpo.recipes.new_run import has_results, held
 from discrete_grpo.recipes.pretrain import PretrainRecipe
 from discrete_grpo.recipes.sft import SFTRecipe
 from discrete_grpo.recipes.smiles import PretrainSmilesRecipe
@@ -27,7 +24,7 @@ from discrete_grpo.runs.console import print_notes
 from discrete_grpo.runs.folder import SETTINGS, check_free, check_unused
 from discrete_grpo.training.distributed import ProcessGroup, accelerator
 
-__all__ = ["with_data", "with_kept_data", "withdrawn_data"]
+__all__ = ["with_data", "with_kept_data"]
 
 Recipe = TypeVar("Recipe", bound=Any)
 
@@ -67,29 +64,6 @@ def with_data(recipe: Recipe, data: Iterable[Any], *, resume: bool) -> Recipe:
         return replace(recipe, data=str(file))
     ProcessGroup(accelerator()).run_all(lambda: _write(file, content, resume) if is_first() else None)  # the others wait for it
     return replace(recipe, data=str(file))
-
-
-@contextmanager
-def withdrawn_data(folder: Path) -> Iterator[None]:
-    """Remove the file of values that is written inside the block if the run fails before its first checkpoint.
-
-    The corrected call could otherwise not write its own values there. A stop is not a failure, and leaves the file.
-
-    Args:
-        folder: the run folder.
-    """
-    before = held(folder) or frozenset()
-    try:
-        yield
-    except Interrupted:
-        raise
-    except Exception:
-        with suppress(OSError):  # the error of the run is the one to report
-            if is_first() and not has_results(folder, calls_count=False):
-                for file in folder.glob("data.*"):
-                    if file.name not in before:
-                        file.unlink()
-        raise
 
 
 def _write(file: Path, content: bytes, resume: bool) -> None:

@@ -76,7 +76,10 @@ def withdraw(folder: Path, before: frozenset[str] | None) -> None:
     """
     kept = before or frozenset()
     scored = _has_scores(folder / "scores.sqlite")
-    for name in (name for name in (*GIVEN, *RECORDS, *DATABASES) if name not in kept and not (scored and name[:7] == "scores.")):
+    values = (path.name for path in folder.glob("data.*"))  # training data that was given as values
+    for name in {*GIVEN, *RECORDS, *DATABASES, *values} - kept:
+        if scored and name.startswith("scores."):
+            continue
         (folder / name).unlink(missing_ok=True)
     if REFERENCE not in kept:
         shutil.rmtree(folder / REFERENCE, ignore_errors=True)
@@ -90,7 +93,7 @@ def withdraw(folder: Path, before: frozenset[str] | None) -> None:
 
 
 @contextmanager
-def withdrawn_on_failure(folder: Path, *, resume: bool, calls_count: bool) -> Iterator[None]:
+def withdrawn_on_failure(folder: Path, *, calls_count: bool) -> Iterator[None]:
     """Remove the files of a new run that fails inside the block before it has results; a stop is not a failure.
 
     Earlier content of the folder is kept, and a folder with results of another run is left unchanged. A resumed run that fails
@@ -102,7 +105,7 @@ def withdrawn_on_failure(folder: Path, *, resume: bool, calls_count: bool) -> It
     for path in (folder, *folder.parents):
         if path.exists() and not path.is_dir():
             raise ValueError(f"output_dir: {path} is a file, expected the name of a folder to make")
-    before, used = held(folder), resume or _in_use(folder)
+    before, used = held(folder), _in_use(folder)
     with locked_folder(folder):
         try:
             with put_back_on_refusal(folder):

@@ -175,7 +175,7 @@ def optimise(
     )
     if resume:
         tell_new_folder(Path(output_dir))
-    with withdrawn_on_failure(Path(output_dir), resume=resume, calls_count=True):
+    with withdrawn_on_failure(Path(output_dir), calls_count=True):
         return run_optimise(recipe, resume=resume, policy=None if isinstance(policy, str | Path) else policy)
 
 

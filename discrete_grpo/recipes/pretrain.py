@@ -264,15 +264,13 @@ def pretrain(
         ValueError: for ``data`` or a ``network`` that does not fit, or one with another recipe.
         TypeError: for anything but a recipe of pretraining.
     """
-    from discrete_grpo.recipes.given_data import withdrawn_data
-
     if not hasattr(recipe, "output_dir"):
         raise TypeError(f"recipe: {type(recipe).__name__}, expected a recipe of pretraining such as PretrainRecipe")
     check_folder_name("output_dir", recipe.output_dir)
     folder = Path(recipe.output_dir)
     if resume:
         tell_new_folder(folder)
-    with withdrawn_on_failure(folder, resume=resume, calls_count=False), withdrawn_data(folder):
+    with withdrawn_on_failure(folder, calls_count=False):
         return _pretrain(recipe, data, network, resume)
 
 

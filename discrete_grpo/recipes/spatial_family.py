@@ -34,7 +34,7 @@ LINES = (".smi", ".smiles", ".txt")
 POSITIONS = " |("
 """The text between a SMILES and the positions of its atoms."""
 NO_POSITIONS = "plain SMILES have none, so make conformers first, for example by RDKit's EmbedMolecule"
-"""What to do with molecules that are given without positions."""
+"""Advice for a file of SMILES without positions, which ends error messages."""
 IN_SPACE = re.compile(r" \|\((?:[^;)]*;)*[^,;)]*,[^,;)]*,[^,;)]")
 """Positions of which one has a third coordinate: a drawing in the plane leaves it out."""
 Samples = Sequence[SpatialMolecule | None]

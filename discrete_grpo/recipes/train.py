@@ -195,7 +195,7 @@ def train(
         raise ValueError(f"{next(iter(functions))}: given, expected none without a reward: only training on fresh samples uses it")
     if resume:
         tell_new_folder(Path(output_dir))
-    with withdrawn_on_failure(Path(output_dir), resume=resume, calls_count=False):
+    with withdrawn_on_failure(Path(output_dir), calls_count=False):
         own = None if isinstance(policy, str | Path) else policy
         return run_train(recipe, resume=resume, policy=own, functions=functions)
 

@@ -42,7 +42,7 @@ def test_a_second_process_is_refused_and_changes_nothing(busy: Path, capsys: pyt
     said = f"another process is working in {busy}, expected one at a time"
     with pytest.raises(ValueError, match=said), locked_folder(busy):
         pytest.fail("the folder was taken")
-    with pytest.raises(ValueError, match=said), withdrawn_on_failure(busy, resume=True, calls_count=False):
+    with pytest.raises(ValueError, match=said), withdrawn_on_failure(busy, calls_count=False):
         pytest.fail("the folder was taken")
     assert main(["train", "demo", f"--output_dir={busy}"]) == 2
     assert said in capsys.readouterr().err

@@ -88,7 +88,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 CLASSES = json.loads((Path(__file__).parents[1] / "fixtures" / "format1_classes.json").read_text())
-"""One described object per class that a checkpoint of format 1 can name and that still exists, written before the modules moved."""
+"""Objects as checkpoints of format 1 describe them, one per class that still exists, under the names of its time."""
 NEEDS = {"HuggingFaceLM": "transformers", "SelfiesDecoder": "selfies", "SubwordTokenizer": "tokenizers"}
 
 
