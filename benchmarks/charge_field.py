@@ -43,7 +43,7 @@ from discrete_grpo.domains.smiles import parse_all
 from discrete_grpo.metrics.molecules import evaluate
 from discrete_grpo.models.equivariant import EquivariantConfig, EquivariantSizes, EquivariantTransformer
 from discrete_grpo.policies.fields import Field, FieldPolicy
-from discrete_grpo.recipes.molecule_fields import BOND_WEIGHT, ChargeOptions, molecule_field_policy
+from discrete_grpo.recipes.pretraining.molecule_fields import BOND_WEIGHT, ChargeOptions, molecule_field_policy
 from discrete_grpo.recipes.sample import sample
 from discrete_grpo.runs.console import print_table
 from discrete_grpo.training.config import PretrainConfig
@@ -52,7 +52,7 @@ from discrete_grpo.training.pretrain import Dataset, Pretrainer
 SOURCES = (
     "discrete_grpo/policies/fields.py",
     "discrete_grpo/policies/field_steps.py",
-    "discrete_grpo/recipes/molecule_fields.py",
+    "discrete_grpo/recipes/pretraining/molecule_fields.py",
     "discrete_grpo/domains/molecule_fields.py",
     "models/equivariant.py",
 )

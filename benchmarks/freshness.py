@@ -24,22 +24,44 @@ ROOT = Path(__file__).resolve().parent.parent
 SECTION = "## Measured on older code"
 ROW = re.compile(r"\| `([^`]+\.json)` \| ([^|]+) \| ([^|]+) \|")
 UNRECORDED = "not recorded"  # the commit of a stamp made without a repository
-MOVED = {  # old path: path of the file that does its work now
-    "discrete_grpo/categorical.py": "discrete_grpo/core/categorical.py",
-    "discrete_grpo/compiled.py": "discrete_grpo/training/network.py",
-    "discrete_grpo/graph.py": "discrete_grpo/domains/graphs.py",
-    "discrete_grpo/lora.py": "discrete_grpo/training/lora.py",
-    "discrete_grpo/lora_layers.py": "discrete_grpo/training/lora.py",
-    "discrete_grpo/networks.py": "discrete_grpo/training/network.py",
-    "discrete_grpo/policies/likelihoods.py": "discrete_grpo/policies/surrogate.py",
-    "discrete_grpo/policies/smiles.py": "discrete_grpo/policies/tokens.py",
-    "discrete_grpo/trainer.py": "discrete_grpo/training/trainer.py",
-    "discrete_grpo/truncation.py": "discrete_grpo/policies/truncation.py",
-    "discrete_grpo/updates.py": "discrete_grpo/training/update.py",
+RECIPES = {  # module in discrete_grpo/recipes: where it lies now
+    "digraph_family": "kinds.digraphs",
+    "graph_family": "kinds.graphs",
+    "image_family": "kinds.images",
+    "molecule_family": "kinds.molecules",
+    "spatial_family": "kinds.spatial",
+    "text_family": "kinds.text",
 } | {
-    f"discrete_grpo/presets/{name}.yaml": f"discrete_grpo/cli/presets/{name}.yaml"
-    for name in ("demo", "digits", "fill-in", "planar-16-grpo", "smiles-qed", "smiles-scaffold-logp", "tree-16-grpo")
+    name: f"{folder}.{name}"
+    for folder, names in {
+        "kinds": "graph_objects graph_sources reward_kinds",
+        "pretraining": "diffusion digits digraphs field_options fitting given_data graph_sequences graphs held_out judge measured"
+        " molecule_fields molecules preprocess pretrain sft sft_data sft_files smiles spatial text training_conditions",
+    }.items()
+    for name in names.split()
 }
+FORMER = {f"discrete_grpo.recipes.{new}": f"discrete_grpo.recipes.{old}" for old, new in RECIPES.items()}
+"""Present name of a module: its name when results were measured; code that imports it by either is the same."""
+MOVED = (
+    {  # old path: path of the file that does its work now
+        "discrete_grpo/categorical.py": "discrete_grpo/core/categorical.py",
+        "discrete_grpo/compiled.py": "discrete_grpo/training/network.py",
+        "discrete_grpo/graph.py": "discrete_grpo/domains/graphs.py",
+        "discrete_grpo/lora.py": "discrete_grpo/training/lora.py",
+        "discrete_grpo/lora_layers.py": "discrete_grpo/training/lora.py",
+        "discrete_grpo/networks.py": "discrete_grpo/training/network.py",
+        "discrete_grpo/policies/likelihoods.py": "discrete_grpo/policies/surrogate.py",
+        "discrete_grpo/policies/smiles.py": "discrete_grpo/policies/tokens.py",
+        "discrete_grpo/trainer.py": "discrete_grpo/training/trainer.py",
+        "discrete_grpo/truncation.py": "discrete_grpo/policies/truncation.py",
+        "discrete_grpo/updates.py": "discrete_grpo/training/update.py",
+    }
+    | {f"discrete_grpo/recipes/{old}.py": f"discrete_grpo/recipes/{new.replace('.', '/')}.py" for old, new in RECIPES.items()}
+    | {
+        f"discrete_grpo/presets/{name}.yaml": f"discrete_grpo/cli/presets/{name}.yaml"
+        for name in ("demo", "digits", "fill-in", "planar-16-grpo", "smiles-qed", "smiles-scaffold-logp", "tree-16-grpo")
+    }
+)
 
 
 # -- hashes of code
@@ -61,6 +83,8 @@ def _plain(node: Any) -> Any:
         return tuple(_plain(x) for x in node if not _is_text(x))
     if not isinstance(node, ast.AST):
         return node
+    if isinstance(node, ast.ImportFrom):
+        node.module = FORMER.get(str(node.module), node.module)
     fields = ((name, _plain(value)) for name, value in ast.iter_fields(node) if name not in {"kind", "type_comment"})
     return type(node).__name__, *(
         (name, value) for name, value in fields if value not in (None, ()) or isinstance(node, ast.Constant)

@@ -24,7 +24,7 @@ from benchmarks.common import ROOT, paired_ratio, stamp, write_result
 from discrete_grpo.cli.parser import parse
 from discrete_grpo.datasets.graph_splits import load_splits
 from discrete_grpo.datasets.synthetic_graphs import dataset_from_networkx, graph_statistics
-from discrete_grpo.recipes.graphs import PretrainGraphsRecipe, graph_policy
+from discrete_grpo.recipes.pretraining.graphs import PretrainGraphsRecipe, graph_policy
 from discrete_grpo.runs.console import print_table
 from discrete_grpo.training.pretrain import Pretrainer
 

@@ -35,7 +35,7 @@ from discrete_grpo.domains.smiles import parse
 from discrete_grpo.metrics.graphs import GraphReference, evaluate_folds
 from discrete_grpo.metrics.molecules import evaluate
 from discrete_grpo.recipes.families import SamplerOptions
-from discrete_grpo.recipes.graph_family import shape_of
+from discrete_grpo.recipes.kinds.graphs import shape_of
 from discrete_grpo.recipes.loading import load_policy
 from discrete_grpo.recipes.sample import sample_policy
 from discrete_grpo.runs.console import print_table

@@ -25,18 +25,18 @@ from discrete_grpo.core.seeding import seeded
 from discrete_grpo.datasets.reading import read_smiles
 from discrete_grpo.metrics.molecules import canonical, evaluate
 from discrete_grpo.recipes.loading import load
+from discrete_grpo.recipes.pretraining.sft import SFTRecipe, held_out_loss
+from discrete_grpo.recipes.pretraining.sft_data import Prepared, prepare
+from discrete_grpo.recipes.pretraining.sft_files import Samples
 from discrete_grpo.recipes.sample import sample
-from discrete_grpo.recipes.sft import SFTRecipe, held_out_loss
-from discrete_grpo.recipes.sft_data import Prepared, prepare
-from discrete_grpo.recipes.sft_files import Samples
 from discrete_grpo.runs.console import print_table
 from discrete_grpo.training.config import PretrainConfig
 from discrete_grpo.training.pretrain import Pretrainer
 
 SULFONAMIDE = "[#16X4](=O)(=O)[#7]"
 SOURCES = (
-    "discrete_grpo/recipes/sft.py",
-    "discrete_grpo/recipes/sft_data.py",
+    "discrete_grpo/recipes/pretraining/sft.py",
+    "discrete_grpo/recipes/pretraining/sft_data.py",
     "discrete_grpo/training/pretrain.py",
     "benchmarks/sft.py",
 )

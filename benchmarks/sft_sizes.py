@@ -31,10 +31,10 @@ from discrete_grpo.datasets.graph_splits import load_splits, write_npz
 from discrete_grpo.datasets.synthetic_graphs import GraphSplits, planar
 from discrete_grpo.metrics.graphs import GraphReference, evaluate_folds
 from discrete_grpo.recipes.loading import load, load_policy
+from discrete_grpo.recipes.pretraining.sft import SFTRecipe, held_out_loss
+from discrete_grpo.recipes.pretraining.sft_data import prepare
+from discrete_grpo.recipes.pretraining.sft_files import samples_of
 from discrete_grpo.recipes.sample import sample
-from discrete_grpo.recipes.sft import SFTRecipe, held_out_loss
-from discrete_grpo.recipes.sft_data import prepare
-from discrete_grpo.recipes.sft_files import samples_of
 from discrete_grpo.recipes.train import train
 from discrete_grpo.rewards.graphs import NovelTo, ShapeMatch
 from discrete_grpo.runs.checkpoint import save
@@ -48,8 +48,8 @@ FOLDS, SAMPLES = 5, 40
 SOURCES = (
     "models/graph_transformer.py",
     "discrete_grpo/policies/graph.py",
-    "discrete_grpo/recipes/sft.py",
-    "discrete_grpo/recipes/sft_data.py",
+    "discrete_grpo/recipes/pretraining/sft.py",
+    "discrete_grpo/recipes/pretraining/sft_data.py",
     "discrete_grpo/training/pretrain.py",
     "discrete_grpo/training/update.py",
     "discrete_grpo/rewards/graphs.py",

@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks.common import ROOT, stamp, write_result
 from benchmarks.sft_sizes import SOURCES, made, measured
 from discrete_grpo.recipes.loading import load_policy
-from discrete_grpo.recipes.sft import SFTRecipe, run_sft
+from discrete_grpo.recipes.pretraining.sft import SFTRecipe, run_sft
 from discrete_grpo.runs.console import print_table
 from discrete_grpo.runs.recorder import read_evaluation, read_metrics
 

@@ -28,8 +28,8 @@ from discrete_grpo.cli.commands import preset_path
 from discrete_grpo.domains.spatial_molecules import SpatialMolecule, from_cxsmiles
 from discrete_grpo.metrics.spatial import evaluate
 from discrete_grpo.recipes.families import SamplerOptions
+from discrete_grpo.recipes.pretraining.spatial import PretrainSpatialRecipe, split_molecules
 from discrete_grpo.recipes.sample import sample
-from discrete_grpo.recipes.spatial import PretrainSpatialRecipe, split_molecules
 from discrete_grpo.runs.console import print_table
 from discrete_grpo.runs.recorder import read_samples
 

@@ -30,7 +30,7 @@ from discrete_grpo.diffusion.choices import KernelName
 from discrete_grpo.domains.graph6 import graph6
 from discrete_grpo.metrics.graphs import GraphReference, evaluate_folds
 from discrete_grpo.recipes.families import SamplerOptions
-from discrete_grpo.recipes.graph_family import shape_of
+from discrete_grpo.recipes.kinds.graphs import shape_of
 from discrete_grpo.recipes.loading import load_policy
 from discrete_grpo.recipes.sample import sample_policy
 from discrete_grpo.runs.console import print_table

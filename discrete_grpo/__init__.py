@@ -17,22 +17,22 @@ if TYPE_CHECKING:
     from discrete_grpo.diffusion.graph_kl import posterior_kl
     from discrete_grpo.domains.graphs import GraphBatch
     from discrete_grpo.models.graph_transformer import NetworkSizes
-    from discrete_grpo.recipes.diffusion import DiffusionOptions
-    from discrete_grpo.recipes.digits import PretrainDigitsRecipe
     from discrete_grpo.recipes.evaluate import evaluate
     from discrete_grpo.recipes.families import SamplerOptions
-    from discrete_grpo.recipes.graph_sequences import PretrainGraphSequencesRecipe
-    from discrete_grpo.recipes.graphs import PretrainGraphsRecipe
-    from discrete_grpo.recipes.judge import JudgeRecipe
     from discrete_grpo.recipes.loading import load_policy
-    from discrete_grpo.recipes.molecules import molecule_policy
     from discrete_grpo.recipes.optimise import optimise
-    from discrete_grpo.recipes.pretrain import PretrainRecipe, pretrain
+    from discrete_grpo.recipes.pretraining.diffusion import DiffusionOptions
+    from discrete_grpo.recipes.pretraining.digits import PretrainDigitsRecipe
+    from discrete_grpo.recipes.pretraining.graph_sequences import PretrainGraphSequencesRecipe
+    from discrete_grpo.recipes.pretraining.graphs import PretrainGraphsRecipe
+    from discrete_grpo.recipes.pretraining.judge import JudgeRecipe
+    from discrete_grpo.recipes.pretraining.molecules import molecule_policy
+    from discrete_grpo.recipes.pretraining.pretrain import PretrainRecipe, pretrain
+    from discrete_grpo.recipes.pretraining.sft import SFTRecipe
+    from discrete_grpo.recipes.pretraining.smiles import PretrainSmilesRecipe
+    from discrete_grpo.recipes.pretraining.spatial import PretrainSpatialRecipe
+    from discrete_grpo.recipes.pretraining.text import PretrainTextRecipe
     from discrete_grpo.recipes.sample import sample
-    from discrete_grpo.recipes.sft import SFTRecipe
-    from discrete_grpo.recipes.smiles import PretrainSmilesRecipe
-    from discrete_grpo.recipes.spatial import PretrainSpatialRecipe
-    from discrete_grpo.recipes.text import PretrainTextRecipe
     from discrete_grpo.recipes.train import TrainRecipe, train
     from discrete_grpo.rewards.molecules import molecule_reward
     from discrete_grpo.rewards.task import Task
@@ -95,18 +95,18 @@ _MODULES = {
     "core.rollout": ("Context", "Policy", "Reward", "Rollout", "Scorer", "group_contexts"),
     "core.scoring": ("RewardError",),
     "models.graph_transformer": ("NetworkSizes",),
-    "recipes.diffusion": ("DiffusionOptions",),
-    "recipes.molecules": ("molecule_policy",),
+    "recipes.pretraining.diffusion": ("DiffusionOptions",),
+    "recipes.pretraining.molecules": ("molecule_policy",),
     "recipes.optimise": ("optimise",),
-    "recipes.pretrain": ("PretrainRecipe", "pretrain"),
-    "recipes.digits": ("PretrainDigitsRecipe",),
-    "recipes.graph_sequences": ("PretrainGraphSequencesRecipe",),
-    "recipes.graphs": ("PretrainGraphsRecipe",),
-    "recipes.judge": ("JudgeRecipe",),
-    "recipes.sft": ("SFTRecipe",),
-    "recipes.smiles": ("PretrainSmilesRecipe",),
-    "recipes.spatial": ("PretrainSpatialRecipe",),
-    "recipes.text": ("PretrainTextRecipe",),
+    "recipes.pretraining.pretrain": ("PretrainRecipe", "pretrain"),
+    "recipes.pretraining.digits": ("PretrainDigitsRecipe",),
+    "recipes.pretraining.graph_sequences": ("PretrainGraphSequencesRecipe",),
+    "recipes.pretraining.graphs": ("PretrainGraphsRecipe",),
+    "recipes.pretraining.judge": ("JudgeRecipe",),
+    "recipes.pretraining.sft": ("SFTRecipe",),
+    "recipes.pretraining.smiles": ("PretrainSmilesRecipe",),
+    "recipes.pretraining.spatial": ("PretrainSpatialRecipe",),
+    "recipes.pretraining.text": ("PretrainTextRecipe",),
     "training.local_search": ("local_search",),
     "training.pretrain": ("Pretrainer",),
     "training.trainer": ("GRPOTrainer",),

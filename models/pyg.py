@@ -103,7 +103,7 @@ class PyGDenoiser(nn.Module):
         time: Float[Tensor, " batch"],
         mask: Bool[Tensor, "batch node"],
     ) -> tuple[Float[Tensor, "batch node node_class"], Float[Tensor, "batch node node edge_class"]]:
-        """Logits of the clean classes of nodes and pairs; see :class:`~discrete_grpo.recipes.diffusion.Denoiser`."""
+        """Logits of the clean classes of nodes and pairs; see :class:`~discrete_grpo.recipes.pretraining.diffusion.Denoiser`."""
         batch = to_batch(nodes, edges, time, mask)
         with _one_attention_kernel():
             embedded = self.network(batch)

@@ -28,7 +28,7 @@ from discrete_grpo.policies.graph import GraphPolicy
 from discrete_grpo.policies.masked_text import MaskedTextPolicy
 from discrete_grpo.policies.node_count import LearnedSizes, SizedPolicy
 from discrete_grpo.policies.tokens import TokenPolicy
-from discrete_grpo.recipes.graph_sequences import graph_sequence_policy
+from discrete_grpo.recipes.pretraining.graph_sequences import graph_sequence_policy
 
 __all__ = ["FAMILIES", "Case"]
 

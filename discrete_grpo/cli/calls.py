@@ -70,7 +70,7 @@ def _evaluate(given: dict[str, Any]) -> None:
 
 
 def _preprocess(given: dict[str, Any]) -> None:
-    from discrete_grpo.recipes.preprocess import ShardOptions, preprocess
+    from discrete_grpo.recipes.pretraining.preprocess import ShardOptions, preprocess
 
     given = {name: value for name, value in given.items() if value is not None}  # null: the default
     kept = {name: given[name] for name in ("form", "scaffold", "max_atoms", "smiles_column", "shard_lines") if name in given}

@@ -28,17 +28,17 @@ class Recipe(NamedTuple):
 
 RUNS: dict[str, Recipe] = {
     "train": Recipe("discrete_grpo.recipes.train", "TrainRecipe", "run_train"),
-    "pretrain": Recipe("discrete_grpo.recipes.pretrain", "PretrainRecipe", "run_pretrain"),
-    "pretrain-graphs": Recipe("discrete_grpo.recipes.graphs", "PretrainGraphsRecipe", "run_pretrain_graphs"),
+    "pretrain": Recipe("discrete_grpo.recipes.pretraining.pretrain", "PretrainRecipe", "run_pretrain"),
+    "pretrain-graphs": Recipe("discrete_grpo.recipes.pretraining.graphs", "PretrainGraphsRecipe", "run_pretrain_graphs"),
     "pretrain-graph-sequences": Recipe(
-        "discrete_grpo.recipes.graph_sequences", "PretrainGraphSequencesRecipe", "run_pretrain_graph_sequences"
+        "discrete_grpo.recipes.pretraining.graph_sequences", "PretrainGraphSequencesRecipe", "run_pretrain_graph_sequences"
     ),
-    "pretrain-smiles": Recipe("discrete_grpo.recipes.smiles", "PretrainSmilesRecipe", "run_pretrain_smiles"),
-    "pretrain-text": Recipe("discrete_grpo.recipes.text", "PretrainTextRecipe", "run_pretrain_text"),
-    "judge": Recipe("discrete_grpo.recipes.judge", "JudgeRecipe", "run_judge"),
-    "pretrain-digits": Recipe("discrete_grpo.recipes.digits", "PretrainDigitsRecipe", "run_pretrain_digits"),
-    "pretrain-spatial": Recipe("discrete_grpo.recipes.spatial", "PretrainSpatialRecipe", "run_pretrain_spatial"),
-    "sft": Recipe("discrete_grpo.recipes.sft", "SFTRecipe", "run_sft"),
+    "pretrain-smiles": Recipe("discrete_grpo.recipes.pretraining.smiles", "PretrainSmilesRecipe", "run_pretrain_smiles"),
+    "pretrain-text": Recipe("discrete_grpo.recipes.pretraining.text", "PretrainTextRecipe", "run_pretrain_text"),
+    "judge": Recipe("discrete_grpo.recipes.pretraining.judge", "JudgeRecipe", "run_judge"),
+    "pretrain-digits": Recipe("discrete_grpo.recipes.pretraining.digits", "PretrainDigitsRecipe", "run_pretrain_digits"),
+    "pretrain-spatial": Recipe("discrete_grpo.recipes.pretraining.spatial", "PretrainSpatialRecipe", "run_pretrain_spatial"),
+    "sft": Recipe("discrete_grpo.recipes.pretraining.sft", "SFTRecipe", "run_sft"),
     "optimise": Recipe("discrete_grpo.recipes.optimise", "OptimiseRecipe", "run_optimise"),
     "search": Recipe("discrete_grpo.recipes.search", "SearchRecipe", "run_search"),
 }

@@ -1,1 +1,1 @@
-"""Whole jobs, one module per domain: training, searching, pretraining, sampling and evaluating."""
+"""Whole jobs: GRPO, optimisation, search, sampling, evaluation, and the parts they share; pretraining in a folder of its own."""

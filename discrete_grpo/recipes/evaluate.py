@@ -18,7 +18,7 @@ from discrete_grpo.datasets.values import file_of_values
 from discrete_grpo.metrics.resampling import Estimate
 from discrete_grpo.metrics.suite import SUITES, SuiteOptions, SuiteResult, check_suite
 from discrete_grpo.recipes.families import KINDS, Family, FileOptions
-from discrete_grpo.recipes.graph_objects import is_networkx, kind_of_samples
+from discrete_grpo.recipes.kinds.graph_objects import is_networkx, kind_of_samples
 from discrete_grpo.recipes.sample import output_path
 from discrete_grpo.runs.console import print_notes, print_table
 from discrete_grpo.runs.folder import RUN

@@ -208,43 +208,43 @@ class Family:
 
 
 def _molecules(metadata: Columns) -> Family:
-    from discrete_grpo.recipes.molecule_family import MOLECULES
+    from discrete_grpo.recipes.kinds.molecules import MOLECULES
 
     return MOLECULES
 
 
 def _graphs(metadata: Columns) -> Family:
-    from discrete_grpo.recipes.graph_family import graph_family
+    from discrete_grpo.recipes.kinds.graphs import graph_family
 
     return graph_family(metadata)
 
 
 def _digraphs(metadata: Columns) -> Family:
-    from discrete_grpo.recipes.digraph_family import digraph_family
+    from discrete_grpo.recipes.kinds.digraphs import digraph_family
 
     return digraph_family(metadata)
 
 
 def _text(metadata: Columns) -> Family:
-    from discrete_grpo.recipes.text_family import TEXT
+    from discrete_grpo.recipes.kinds.text import TEXT
 
     return TEXT
 
 
 def _images(metadata: Columns) -> Family:
-    from discrete_grpo.recipes.image_family import IMAGES
+    from discrete_grpo.recipes.kinds.images import IMAGES
 
     return IMAGES
 
 
 def _spatial(metadata: Columns) -> Family:
-    from discrete_grpo.recipes.spatial_family import SPATIAL
+    from discrete_grpo.recipes.kinds.spatial import SPATIAL
 
     return SPATIAL
 
 
 def _other(metadata: Columns) -> Family:
-    from discrete_grpo.recipes.text_family import OTHER
+    from discrete_grpo.recipes.kinds.text import OTHER
 
     return OTHER
 

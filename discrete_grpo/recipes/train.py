@@ -19,12 +19,12 @@ from discrete_grpo.policies.options import Likelihood, NodeCount, graph_part, wi
 from discrete_grpo.recipes.before_and_after import Evaluations, Memories, Results
 from discrete_grpo.recipes.conditions import check_read, column_names, kept_columns, prepare_and_tell, read_columns
 from discrete_grpo.recipes.families import Columns, View, check_view, seen_by
+from discrete_grpo.recipes.kinds.reward_kinds import check_kind
 from discrete_grpo.recipes.lengthened import check_length
 from discrete_grpo.recipes.loading import LoadedPolicy, class_name, load, policy_object
 from discrete_grpo.recipes.new_run import withdrawn_on_failure
 from discrete_grpo.recipes.offline import KEPT, OfflineOptions, offline_trainer, scored_samples
 from discrete_grpo.recipes.reward_changes import tell_changed_rewards
-from discrete_grpo.recipes.reward_kinds import check_kind
 from discrete_grpo.recipes.reward_workers import in_workers
 from discrete_grpo.rewards.ledger import Ledger, open_ledger, reserved
 from discrete_grpo.runs.checkpoint import CheckpointError, Checkpoints, save, withdraw_export

@@ -10,8 +10,8 @@ import pytest
 
 from discrete_grpo.datasets.enumeration import load_enumerated
 from discrete_grpo.datasets.molecules import statistics
-from discrete_grpo.recipes.diffusion import DiffusionOptions
-from discrete_grpo.recipes.molecules import NetworkSizes, molecule_policy
+from discrete_grpo.recipes.pretraining.diffusion import DiffusionOptions
+from discrete_grpo.recipes.pretraining.molecules import NetworkSizes, molecule_policy
 from discrete_grpo.runs.checkpoint import save
 from tests.command_line import REWARDS, Refuse
 

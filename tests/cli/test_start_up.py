@@ -65,7 +65,7 @@ def test_help_list_and_mistyped_commands_import_no_library(arguments: str) -> No
 
 def test_train_imports_no_other_recipe() -> None:
     loaded = modules_after("pretrain-graphs", "tree-16", "--print_config")
-    assert "discrete_grpo.recipes.graphs" in loaded
+    assert "discrete_grpo.recipes.pretraining.graphs" in loaded
     assert "scipy.stats" not in loaded  # a second of every start
     assert loaded & {f"discrete_grpo.recipes.{name}" for name in ("train", "judge", "digits", "smiles", "search")} == set()
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.usefixtures("here")
 ROOT = Path(__file__).parents[2]
-IMPORTED = ["pytest", "jsonargparse", "torch._dynamo", "discrete_grpo.recipes.train", "discrete_grpo.recipes.pretrain"]
+IMPORTED = ["pytest", "jsonargparse", "torch._dynamo", "discrete_grpo.recipes.train", "discrete_grpo.recipes.pretraining.pretrain"]
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:

@@ -21,7 +21,7 @@ from discrete_grpo.importers import import_reinvent
 from discrete_grpo.importers.tensors import read_pickle
 from discrete_grpo.policies.tokens import TokenPolicy
 from discrete_grpo.recipes.loading import load_policy
-from discrete_grpo.recipes.sft import SFTRecipe, run_sft
+from discrete_grpo.recipes.pretraining.sft import SFTRecipe, run_sft
 from discrete_grpo.runs.checkpoint import CheckpointError, save
 from discrete_grpo.runs.recorder import read_evaluation
 from discrete_grpo.training.config import PretrainConfig

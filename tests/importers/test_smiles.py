@@ -12,9 +12,9 @@ from discrete_grpo import PretrainConfig, SFTRecipe, load_policy
 from discrete_grpo.importers import import_digress
 from discrete_grpo.importers.graph_data import known_data
 from discrete_grpo.recipes.loading import load
-from discrete_grpo.recipes.sft import run_sft
-from discrete_grpo.recipes.sft_data import prepare
-from discrete_grpo.recipes.sft_files import samples_of
+from discrete_grpo.recipes.pretraining.sft import run_sft
+from discrete_grpo.recipes.pretraining.sft_data import prepare
+from discrete_grpo.recipes.pretraining.sft_files import samples_of
 from discrete_grpo.runs.checkpoint import save
 from tests.imported import GDPO, digress_of
 

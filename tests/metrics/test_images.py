@@ -102,7 +102,7 @@ def test_the_drawing_paints_every_pixel_once() -> None:
 
 
 def tiny(folder: Path, steps: int = 4):  # type: ignore[no-untyped-def]
-    from discrete_grpo.recipes.digits import PretrainDigitsRecipe
+    from discrete_grpo.recipes.pretraining.digits import PretrainDigitsRecipe
 
     settings = PretrainConfig(max_steps=steps, batch_size=32, warmup_steps=1, save_steps=2, log_steps=2)
     return PretrainDigitsRecipe(
@@ -120,7 +120,7 @@ def tiny(folder: Path, steps: int = 4):  # type: ignore[no-untyped-def]
 
 def test_the_recipe_makes_a_policy_and_a_classifier_and_resumes(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
-    from discrete_grpo.recipes.digits import image_columns, run_pretrain_digits
+    from discrete_grpo.recipes.pretraining.digits import image_columns, run_pretrain_digits
     from discrete_grpo.recipes.sample import sample
     from discrete_grpo.rewards.images import ClassifierProbability
 
@@ -154,7 +154,7 @@ def test_sampling_is_checked() -> None:
 def test_the_bundled_policy_draws_digits_of_their_class() -> None:
     pytest.importorskip("sklearn")
     pytest.importorskip("skimage")
-    from discrete_grpo.recipes.digits import image_columns
+    from discrete_grpo.recipes.pretraining.digits import image_columns
     from discrete_grpo.recipes.sample import sample
     from discrete_grpo.rewards.images import ClassifierProbability, SSIMToClassMean
 
@@ -183,7 +183,7 @@ def test_the_classifier_knows_images_it_has_not_seen() -> None:
 def test_a_few_updates_raise_the_sum_of_three_rewards() -> None:
     pytest.importorskip("sklearn")
     pytest.importorskip("skimage")
-    from discrete_grpo.recipes.digits import image_columns
+    from discrete_grpo.recipes.pretraining.digits import image_columns
     from discrete_grpo.rewards.images import ClassifierProbability, InkAmount, SSIMToClassMean
 
     settings = yaml.safe_load((PRESETS / "digits.yaml").read_text())
@@ -205,7 +205,7 @@ def test_a_few_updates_raise_the_sum_of_three_rewards() -> None:
 def test_files_of_images_are_evaluated(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     from discrete_grpo.recipes.evaluate import evaluate, evaluate_file
-    from discrete_grpo.recipes.image_family import write_sheet
+    from discrete_grpo.recipes.kinds.images import write_sheet
 
     a, b = picture(seed=0), picture(seed=1)
     (tmp_path / "plain.txt").write_text(f"{a}\n\n{b}\n{a}\n")

@@ -11,7 +11,7 @@ import torch
 from discrete_grpo import group_contexts
 from discrete_grpo.domains.graphs import GraphBatch, node_mask, permute, symmetrise
 from discrete_grpo.models.pyg import MessagePassing, PyGDenoiser, to_batch
-from discrete_grpo.recipes.diffusion import DiffusionOptions, diffusion_policy
+from discrete_grpo.recipes.pretraining.diffusion import DiffusionOptions, diffusion_policy
 from discrete_grpo.runs import checkpoint
 from discrete_grpo.testing import check_policy
 

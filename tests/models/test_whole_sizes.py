@@ -15,7 +15,7 @@ from discrete_grpo.models.equivariant import EquivariantConfig
 from discrete_grpo.models.midi_transformer import MidiConfig
 from discrete_grpo.models.recurrent import RecurrentConfig
 from discrete_grpo.models.vq import VQConfig
-from discrete_grpo.recipes.graph_sequences import graph_sequence_policy
+from discrete_grpo.recipes.pretraining.graph_sequences import graph_sequence_policy
 
 CONFIGS: list[Any] = [
     ConvNetConfig(8, 10),

@@ -24,7 +24,7 @@ from discrete_grpo.policies.decoded import DecodedPolicy
 from discrete_grpo.policies.grammar import State, legal_along
 from discrete_grpo.policies.tokens import TokenPolicy
 from discrete_grpo.policies.truncation import Truncation, unpack_bits
-from discrete_grpo.recipes.graph_sequences import graph_sequence_policy
+from discrete_grpo.recipes.pretraining.graph_sequences import graph_sequence_policy
 from discrete_grpo.testing import check_policy
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from discrete_grpo.datasets.synthetic_graphs import NAMED_SETS
-from discrete_grpo.recipes import graph_family
+from discrete_grpo.recipes.kinds import graphs as graph_family
 from tests.recipes.small_molecules import save_small_molecules
 
 

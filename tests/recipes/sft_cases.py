@@ -23,16 +23,16 @@ from discrete_grpo.domains.tokenizer import SMILES, Property, Tokenizer
 from discrete_grpo.models.encoder import EncoderSizes
 from discrete_grpo.models.equivariant import EquivariantSizes
 from discrete_grpo.models.graph_transformer import NetworkSizes
-from discrete_grpo.recipes.diffusion import DiffusionOptions
-from discrete_grpo.recipes.digraphs import digraph_policy
-from discrete_grpo.recipes.graph_sequences import graph_sequence_policy
-from discrete_grpo.recipes.graphs import graph_policy, own_graph_policy
 from discrete_grpo.recipes.loading import load
-from discrete_grpo.recipes.sft_data import Prepared, prepare
-from discrete_grpo.recipes.sft_files import samples_of
-from discrete_grpo.recipes.smiles import smiles_policy
-from discrete_grpo.recipes.spatial import SpatialOptions, spatial_policy
-from discrete_grpo.recipes.text import text_policy
+from discrete_grpo.recipes.pretraining.diffusion import DiffusionOptions
+from discrete_grpo.recipes.pretraining.digraphs import digraph_policy
+from discrete_grpo.recipes.pretraining.graph_sequences import graph_sequence_policy
+from discrete_grpo.recipes.pretraining.graphs import graph_policy, own_graph_policy
+from discrete_grpo.recipes.pretraining.sft_data import Prepared, prepare
+from discrete_grpo.recipes.pretraining.sft_files import samples_of
+from discrete_grpo.recipes.pretraining.smiles import smiles_policy
+from discrete_grpo.recipes.pretraining.spatial import SpatialOptions, spatial_policy
+from discrete_grpo.recipes.pretraining.text import text_policy
 from discrete_grpo.runs.checkpoint import save
 
 TINY = NetworkSizes(layers=1, heads=2, width=16, edge_width=8, global_width=8, walk_length=3)

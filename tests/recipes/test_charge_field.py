@@ -29,11 +29,11 @@ from discrete_grpo.policies.fields import FieldPolicy
 from discrete_grpo.recipes.conditions import prepare_columns
 from discrete_grpo.recipes.evaluate import evaluate_file
 from discrete_grpo.recipes.families import SamplerOptions
-from discrete_grpo.recipes.field_options import equivariant_sizes
+from discrete_grpo.recipes.kinds.molecules import MOLECULES
 from discrete_grpo.recipes.loading import load
-from discrete_grpo.recipes.molecule_family import MOLECULES
-from discrete_grpo.recipes.molecule_fields import KIND, ChargeOptions, molecule_field_policy
-from discrete_grpo.recipes.pretrain import PretrainRecipe, pretrain
+from discrete_grpo.recipes.pretraining.field_options import equivariant_sizes
+from discrete_grpo.recipes.pretraining.molecule_fields import KIND, ChargeOptions, molecule_field_policy
+from discrete_grpo.recipes.pretraining.pretrain import PretrainRecipe, pretrain
 from discrete_grpo.recipes.sample import sample, sample_file
 from discrete_grpo.recipes.search import SearchRecipe, run_search
 from discrete_grpo.recipes.train import TrainRecipe, run_train

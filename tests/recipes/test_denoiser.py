@@ -18,11 +18,11 @@ from discrete_grpo.diffusion.schedules import DigressSchedule, PolydecDistortion
 from discrete_grpo.domains.molecules import decode
 from discrete_grpo.domains.tokenizer import Property
 from discrete_grpo.policies.graph import GraphPolicy
-from discrete_grpo.recipes.diffusion import DiffusionOptions, diffusion_policy
-from discrete_grpo.recipes.graphs import PretrainGraphsRecipe
-from discrete_grpo.recipes.judge import JudgeRecipe
-from discrete_grpo.recipes.pretrain import PretrainRecipe
-from discrete_grpo.recipes.smiles import PretrainSmilesRecipe
+from discrete_grpo.recipes.pretraining.diffusion import DiffusionOptions, diffusion_policy
+from discrete_grpo.recipes.pretraining.graphs import PretrainGraphsRecipe
+from discrete_grpo.recipes.pretraining.judge import JudgeRecipe
+from discrete_grpo.recipes.pretraining.pretrain import PretrainRecipe
+from discrete_grpo.recipes.pretraining.smiles import PretrainSmilesRecipe
 from discrete_grpo.rewards.molecules import validity
 from discrete_grpo.runs.checkpoint import CheckpointError, load_metadata, read_policy
 from discrete_grpo.runs.recorder import read_metrics

@@ -12,10 +12,10 @@ from discrete_grpo.core.description import attach_metadata, description
 from discrete_grpo.datasets.molecules import dataset_from_smiles, statistics
 from discrete_grpo.domains.tokenizer import Tokenizer
 from discrete_grpo.models.graph_transformer import NetworkSizes
-from discrete_grpo.recipes.diffusion import DiffusionOptions
 from discrete_grpo.recipes.loading import load, policy_object
-from discrete_grpo.recipes.molecules import molecule_policy
-from discrete_grpo.recipes.smiles import smiles_policy
+from discrete_grpo.recipes.pretraining.diffusion import DiffusionOptions
+from discrete_grpo.recipes.pretraining.molecules import molecule_policy
+from discrete_grpo.recipes.pretraining.smiles import smiles_policy
 from discrete_grpo.rewards.graphs import connected
 from discrete_grpo.rewards.molecules import qed
 from discrete_grpo.training.config import GRPOConfig

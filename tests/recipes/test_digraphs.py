@@ -20,13 +20,13 @@ from discrete_grpo.datasets.own_digraphs import own_digraphs
 from discrete_grpo.datasets.own_graphs import own_graphs
 from discrete_grpo.domains.named_graphs import Labels, named_graph, to_line
 from discrete_grpo.models.graph_transformer import NetworkSizes
-from discrete_grpo.recipes.digraph_family import digraph_family, load_reference, reference_of
-from discrete_grpo.recipes.digraphs import digraph_policy
 from discrete_grpo.recipes.evaluate import evaluate_file
 from discrete_grpo.recipes.families import FileOptions, SamplerOptions
-from discrete_grpo.recipes.graph_family import labels_of
-from discrete_grpo.recipes.graphs import PretrainGraphsRecipe, own_graph_policy, run_pretrain_graphs
+from discrete_grpo.recipes.kinds.digraphs import digraph_family, load_reference, reference_of
+from discrete_grpo.recipes.kinds.graphs import labels_of
 from discrete_grpo.recipes.loading import load, load_policy
+from discrete_grpo.recipes.pretraining.digraphs import digraph_policy
+from discrete_grpo.recipes.pretraining.graphs import PretrainGraphsRecipe, own_graph_policy, run_pretrain_graphs
 from discrete_grpo.recipes.sample import sample, sample_file
 from discrete_grpo.recipes.train import TrainRecipe, run_train
 from discrete_grpo.rewards.digraphs import acyclic

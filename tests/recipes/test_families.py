@@ -33,20 +33,20 @@ from discrete_grpo.metrics.spatial import sample_metrics as spatial_metrics
 from discrete_grpo.policies.decoded import DecodedPolicy
 from discrete_grpo.policies.options import with_options
 from discrete_grpo.recipes.conditions import prepare_columns, read_columns
-from discrete_grpo.recipes.diffusion import DiffusionOptions
-from discrete_grpo.recipes.digraph_family import digraph_family
 from discrete_grpo.recipes.families import Family, SamplerOptions, family_of, run_family
-from discrete_grpo.recipes.graph_family import graph_family
-from discrete_grpo.recipes.image_family import IMAGES
+from discrete_grpo.recipes.kinds.digraphs import digraph_family
+from discrete_grpo.recipes.kinds.graphs import graph_family
+from discrete_grpo.recipes.kinds.images import IMAGES
+from discrete_grpo.recipes.kinds.molecules import MOLECULES
+from discrete_grpo.recipes.kinds.spatial import SPATIAL
+from discrete_grpo.recipes.kinds.text import TEXT
 from discrete_grpo.recipes.loading import load, load_policy
-from discrete_grpo.recipes.molecule_family import MOLECULES
-from discrete_grpo.recipes.molecules import NetworkSizes, molecule_policy
 from discrete_grpo.recipes.optimise import optimise
-from discrete_grpo.recipes.pretrain import PretrainRecipe, run_pretrain
+from discrete_grpo.recipes.pretraining.diffusion import DiffusionOptions
+from discrete_grpo.recipes.pretraining.molecules import NetworkSizes, molecule_policy
+from discrete_grpo.recipes.pretraining.pretrain import PretrainRecipe, run_pretrain
+from discrete_grpo.recipes.pretraining.smiles import PretrainSmilesRecipe, run_pretrain_smiles
 from discrete_grpo.recipes.sample import sample_file, sample_policy
-from discrete_grpo.recipes.smiles import PretrainSmilesRecipe, run_pretrain_smiles
-from discrete_grpo.recipes.spatial_family import SPATIAL
-from discrete_grpo.recipes.text_family import TEXT
 from discrete_grpo.recipes.train import TrainRecipe, run_train
 from discrete_grpo.rewards.conditions import HitsProperty, keeps_scaffold
 from discrete_grpo.rewards.diversity import diversity_metrics
@@ -70,7 +70,7 @@ def _few_molecules() -> Iterator[None]:
     """Every 36th molecule of the bundled enumeration: parsing all of it takes longer than these tests."""
     few = enumerated_smiles()[::36]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("discrete_grpo.recipes.smiles.enumerated_smiles", lambda: few)
+        patch.setattr("discrete_grpo.recipes.pretraining.smiles.enumerated_smiles", lambda: few)
         yield
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from discrete_grpo import PretrainConfig
-from discrete_grpo.recipes.fitting import fit
+from discrete_grpo.recipes.pretraining.fitting import fit
 from discrete_grpo.runs.checkpoint import load_metadata
 from discrete_grpo.runs.recorder import read_evaluation, read_metrics, read_samples
 from tests.toys import tiny_policy
@@ -96,7 +96,7 @@ def test_a_run_that_goes_on_after_its_end_has_no_numbers_of_before(tmp_path: Pat
     fit(tiny_policy(), DATA, recipe, metadata={"kind": "molecules"}, evaluate=measure)
     longer = Recipe(str(tmp_path), dataclasses.replace(CONFIG, max_steps=14))
     with monkeypatch.context() as patch:
-        patch.setattr("discrete_grpo.recipes.fitting.write_table", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr("discrete_grpo.recipes.pretraining.fitting.write_table", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):  # killed at its end
             fit(tiny_policy(), DATA, longer, metadata={"kind": "molecules"}, evaluate=measure, resume=True)
     fit(tiny_policy(), DATA, longer, metadata={"kind": "molecules"}, evaluate=measure, resume=True)

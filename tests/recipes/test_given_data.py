@@ -23,16 +23,16 @@ from discrete_grpo.domains.graph6 import from_graph6
 from discrete_grpo.domains.named_graphs import to_line
 from discrete_grpo.models.encoder import EncoderSizes
 from discrete_grpo.models.graph_transformer import NetworkSizes
-from discrete_grpo.recipes.digits import PretrainDigitsRecipe
-from discrete_grpo.recipes.given_data import with_data
-from discrete_grpo.recipes.graph_sequences import PretrainGraphSequencesRecipe
-from discrete_grpo.recipes.graphs import PretrainGraphsRecipe
-from discrete_grpo.recipes.judge import JudgeRecipe
-from discrete_grpo.recipes.pretrain import PretrainRecipe
-from discrete_grpo.recipes.sft import SFTRecipe
-from discrete_grpo.recipes.smiles import PretrainSmilesRecipe
-from discrete_grpo.recipes.spatial import PretrainSpatialRecipe
-from discrete_grpo.recipes.text import PretrainTextRecipe
+from discrete_grpo.recipes.pretraining.digits import PretrainDigitsRecipe
+from discrete_grpo.recipes.pretraining.given_data import with_data
+from discrete_grpo.recipes.pretraining.graph_sequences import PretrainGraphSequencesRecipe
+from discrete_grpo.recipes.pretraining.graphs import PretrainGraphsRecipe
+from discrete_grpo.recipes.pretraining.judge import JudgeRecipe
+from discrete_grpo.recipes.pretraining.pretrain import PretrainRecipe
+from discrete_grpo.recipes.pretraining.sft import SFTRecipe
+from discrete_grpo.recipes.pretraining.smiles import PretrainSmilesRecipe
+from discrete_grpo.recipes.pretraining.spatial import PretrainSpatialRecipe
+from discrete_grpo.recipes.pretraining.text import PretrainTextRecipe
 from discrete_grpo.runs.checkpoint import CheckpointError, load_metadata
 
 SMILES = ("CO", "CCO", "CC", "C=O", "CN", "C#N", "CC=O", "NC=O")
@@ -249,7 +249,7 @@ def test_a_stopped_call_keeps_its_values_and_a_refused_one_those_of_the_user(
 
     recipe = PretrainSmilesRecipe(output_dir=str(tmp_path), pretrain=loop())
     with monkeypatch.context() as patch:
-        patch.setattr("discrete_grpo.recipes.smiles.run_pretrain_smiles", stop)
+        patch.setattr("discrete_grpo.recipes.pretraining.smiles.run_pretrain_smiles", stop)
         with pytest.raises(Interrupted):
             pretrain(recipe, data=SMILES)
     with pytest.raises(ValueError, match="network: Linear"):
@@ -272,7 +272,7 @@ def test_a_folder_in_which_another_process_works_keeps_its_data(tmp_path: Path) 
 
 
 def test_the_first_process_alone_writes_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("discrete_grpo.recipes.given_data.is_first", lambda: False)
+    monkeypatch.setattr("discrete_grpo.recipes.pretraining.given_data.is_first", lambda: False)
     (tmp_path / "data.smi").write_text("mine")
     made = with_data(PretrainSmilesRecipe(output_dir=str(tmp_path)), SMILES, resume=False)
     assert made.data == str(tmp_path / "data.smi")

@@ -26,14 +26,14 @@ from discrete_grpo.metrics.graphs import evaluate
 from discrete_grpo.policies.decoded import DecodedPolicy
 from discrete_grpo.policies.grammar import along
 from discrete_grpo.recipes.families import SamplerOptions
-from discrete_grpo.recipes.graph_sequences import (
+from discrete_grpo.recipes.loading import load, load_policy
+from discrete_grpo.recipes.pretraining.graph_sequences import (
     PretrainGraphSequencesRecipe,
     graph_sequence_policy,
     run_pretrain_graph_sequences,
 )
-from discrete_grpo.recipes.held_out import held_out_loss
-from discrete_grpo.recipes.loading import load, load_policy
-from discrete_grpo.recipes.pretrain import pretrain
+from discrete_grpo.recipes.pretraining.held_out import held_out_loss
+from discrete_grpo.recipes.pretraining.pretrain import pretrain
 from discrete_grpo.recipes.sample import sample
 from discrete_grpo.recipes.train import TrainRecipe, run_train
 from discrete_grpo.rewards.graphs import tree_valid

@@ -13,8 +13,8 @@ from discrete_grpo.datasets.synthetic_graphs import GraphSplits
 from discrete_grpo.domains.graph6 import graph6
 from discrete_grpo.models.graph_transformer import NetworkSizes
 from discrete_grpo.recipes.evaluate import evaluate
-from discrete_grpo.recipes.graph_family import graph_family, reference_of
-from discrete_grpo.recipes.graphs import PretrainGraphsRecipe, run_pretrain_graphs
+from discrete_grpo.recipes.kinds.graphs import graph_family, reference_of
+from discrete_grpo.recipes.pretraining.graphs import PretrainGraphsRecipe, run_pretrain_graphs
 from discrete_grpo.runs.checkpoint import load_metadata
 from discrete_grpo.training.config import PretrainConfig
 

@@ -21,13 +21,20 @@ from discrete_grpo.domains.spatial_molecules import smiles_of
 from discrete_grpo.domains.tokenizer import EOS, PAD, TokenBatch
 from discrete_grpo.models.equivariant import EquivariantSizes
 from discrete_grpo.models.graph_transformer import NetworkSizes
-from discrete_grpo.recipes import pretrain as recipes
-from discrete_grpo.recipes.graph_sequences import PretrainGraphSequencesRecipe
-from discrete_grpo.recipes.graphs import PretrainGraphsRecipe
-from discrete_grpo.recipes.held_out import NOISY_DRAWS, held_out_loss, hold_out, no_larger, of_drawn_sizes, with_held_out
-from discrete_grpo.recipes.preprocess import preprocess
-from discrete_grpo.recipes.smiles import PretrainSmilesRecipe, _data
-from discrete_grpo.recipes.spatial import PretrainSpatialRecipe, split_molecules
+from discrete_grpo.recipes.pretraining import pretrain as recipes
+from discrete_grpo.recipes.pretraining.graph_sequences import PretrainGraphSequencesRecipe
+from discrete_grpo.recipes.pretraining.graphs import PretrainGraphsRecipe
+from discrete_grpo.recipes.pretraining.held_out import (
+    NOISY_DRAWS,
+    held_out_loss,
+    hold_out,
+    no_larger,
+    of_drawn_sizes,
+    with_held_out,
+)
+from discrete_grpo.recipes.pretraining.preprocess import preprocess
+from discrete_grpo.recipes.pretraining.smiles import PretrainSmilesRecipe, _data
+from discrete_grpo.recipes.pretraining.spatial import PretrainSpatialRecipe, split_molecules
 from discrete_grpo.runs.checkpoint import load_metadata
 from discrete_grpo.runs.recorder import read_evaluation, read_metrics
 from discrete_grpo.training.data_on_device import MemoryDataset
@@ -104,10 +111,8 @@ def test_the_loss_of_molecules_is_logged_at_every_checkpoint_and_told_at_the_end
 def test_measuring_it_changes_no_bit_of_the_training(make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = written(tmp_path / "data.smi", MOLECULES)
     measured = weights(load_policy(pretrain(make(data, tmp_path / "measured"))))
-    monkeypatch.setattr(
-        f"{'discrete_grpo.recipes.pretrain' if make is graph_recipe else 'discrete_grpo.recipes.smiles'}.with_held_out",
-        lambda *given, **options: None,
-    )
+    module = "pretrain" if make is graph_recipe else "smiles"
+    monkeypatch.setattr(f"discrete_grpo.recipes.pretraining.{module}.with_held_out", lambda *given, **options: None)
     plain = weights(load_policy(pretrain(make(data, tmp_path / "plain"))))
     assert losses(tmp_path / "plain") == []
     assert all(torch.equal(plain[name], value) for name, value in measured.items())

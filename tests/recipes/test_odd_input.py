@@ -23,10 +23,10 @@ from discrete_grpo.domains.spatial_files import from_sdf
 from discrete_grpo.domains.spatial_molecules import smiles_of
 from discrete_grpo.domains.tokenizer import SMILES, Tokenizer
 from discrete_grpo.models.encoder import EncoderSizes
-from discrete_grpo.recipes.digits import PretrainDigitsRecipe, run_pretrain_digits
-from discrete_grpo.recipes.smiles import smiles_policy
-from discrete_grpo.recipes.spatial import split_molecules
-from discrete_grpo.recipes.text import PretrainTextRecipe, split_lines
+from discrete_grpo.recipes.pretraining.digits import PretrainDigitsRecipe, run_pretrain_digits
+from discrete_grpo.recipes.pretraining.smiles import smiles_policy
+from discrete_grpo.recipes.pretraining.spatial import split_molecules
+from discrete_grpo.recipes.pretraining.text import PretrainTextRecipe, split_lines
 from discrete_grpo.rewards.digraphs import dag_valid
 from discrete_grpo.rewards.molecules import qed
 from discrete_grpo.rewards.spatial import atom_stability

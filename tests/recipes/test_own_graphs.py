@@ -18,13 +18,13 @@ from discrete_grpo.datasets.own_graphs import own_graphs
 from discrete_grpo.domains.graph6 import graph6
 from discrete_grpo.domains.named_graphs import Labels, named_graph
 from discrete_grpo.models.graph_transformer import NetworkSizes
-from discrete_grpo.recipes.diffusion import DiffusionOptions
-from discrete_grpo.recipes.digraphs import digraph_policy
 from discrete_grpo.recipes.evaluate import evaluate_file
 from discrete_grpo.recipes.families import FileOptions
-from discrete_grpo.recipes.graph_family import graph_family, labels_of, load_reference, reference_of
-from discrete_grpo.recipes.graphs import PretrainGraphsRecipe, own_graph_policy, run_pretrain_graphs
+from discrete_grpo.recipes.kinds.graphs import graph_family, labels_of, load_reference, reference_of
 from discrete_grpo.recipes.loading import load, load_policy
+from discrete_grpo.recipes.pretraining.diffusion import DiffusionOptions
+from discrete_grpo.recipes.pretraining.digraphs import digraph_policy
+from discrete_grpo.recipes.pretraining.graphs import PretrainGraphsRecipe, own_graph_policy, run_pretrain_graphs
 from discrete_grpo.recipes.sample import sample, sample_file
 from discrete_grpo.recipes.train import TrainRecipe, run_train
 from discrete_grpo.rewards.graph_views import GraphView

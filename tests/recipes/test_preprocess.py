@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from discrete_grpo.cli.__main__ import main
 from discrete_grpo.datasets.enumeration import enumerated_smiles
-from discrete_grpo.recipes.preprocess import preprocess
+from discrete_grpo.recipes.pretraining.preprocess import preprocess
 
 COMMON = ("--pretrain.max_steps=6", "--pretrain.batch_size=16", "--evaluation_samples=0", "--data_name=some")
 

@@ -19,23 +19,23 @@ from discrete_grpo.datasets.enumeration import load_enumerated
 from discrete_grpo.datasets.molecules import statistics
 from discrete_grpo.diffusion.flow import FlowEuler
 from discrete_grpo.domains.molecules import Vocabulary
-from discrete_grpo.recipes.diffusion import DiffusionOptions
-from discrete_grpo.recipes.digits import PretrainDigitsRecipe
 from discrete_grpo.recipes.evaluate import evaluate_file
 from discrete_grpo.recipes.families import FileOptions, SamplerOptions
-from discrete_grpo.recipes.graph_sequences import PretrainGraphSequencesRecipe
-from discrete_grpo.recipes.graphs import PretrainGraphsRecipe
-from discrete_grpo.recipes.judge import JudgeRecipe
+from discrete_grpo.recipes.kinds.molecules import scaffold_sites
 from discrete_grpo.recipes.loading import load, load_policy, with_sampler
-from discrete_grpo.recipes.molecule_family import scaffold_sites
-from discrete_grpo.recipes.molecules import NetworkSizes, molecule_policy
-from discrete_grpo.recipes.pretrain import PretrainRecipe, pretrain, run_pretrain
+from discrete_grpo.recipes.pretraining.diffusion import DiffusionOptions
+from discrete_grpo.recipes.pretraining.digits import PretrainDigitsRecipe
+from discrete_grpo.recipes.pretraining.graph_sequences import PretrainGraphSequencesRecipe
+from discrete_grpo.recipes.pretraining.graphs import PretrainGraphsRecipe
+from discrete_grpo.recipes.pretraining.judge import JudgeRecipe
+from discrete_grpo.recipes.pretraining.molecules import NetworkSizes, molecule_policy
+from discrete_grpo.recipes.pretraining.pretrain import PretrainRecipe, pretrain, run_pretrain
+from discrete_grpo.recipes.pretraining.sft import SFTRecipe
+from discrete_grpo.recipes.pretraining.smiles import PretrainSmilesRecipe
+from discrete_grpo.recipes.pretraining.spatial import PretrainSpatialRecipe
+from discrete_grpo.recipes.pretraining.text import PretrainTextRecipe
 from discrete_grpo.recipes.sample import sample, sample_file, sample_lines
 from discrete_grpo.recipes.search import SearchRecipe
-from discrete_grpo.recipes.sft import SFTRecipe
-from discrete_grpo.recipes.smiles import PretrainSmilesRecipe
-from discrete_grpo.recipes.spatial import PretrainSpatialRecipe
-from discrete_grpo.recipes.text import PretrainTextRecipe
 from discrete_grpo.recipes.train import TrainRecipe, run_train, train
 from discrete_grpo.rewards.molecules import qed, validity
 from discrete_grpo.runs import checkpoint

@@ -10,10 +10,10 @@ import pytest
 
 from discrete_grpo import GRPOConfig
 from discrete_grpo.policies.masked_text import MaskedTextPolicy
-from discrete_grpo.recipes.image_family import IMAGES
-from discrete_grpo.recipes.molecule_family import MOLECULES
-from discrete_grpo.recipes.spatial_family import SPATIAL
-from discrete_grpo.recipes.text_family import TEXT
+from discrete_grpo.recipes.kinds.images import IMAGES
+from discrete_grpo.recipes.kinds.molecules import MOLECULES
+from discrete_grpo.recipes.kinds.spatial import SPATIAL
+from discrete_grpo.recipes.kinds.text import TEXT
 from discrete_grpo.recipes.train import train
 from discrete_grpo.rewards.graphs import tree_valid
 from discrete_grpo.rewards.images import ink

@@ -18,9 +18,9 @@ from discrete_grpo.domains.spatial_files import to_sdf
 from discrete_grpo.domains.spatial_molecules import SpatialMolecule, to_cxsmiles
 from discrete_grpo.domains.tokenizer import Tokenizer
 from discrete_grpo.models.equivariant import EquivariantSizes
-from discrete_grpo.recipes.diffusion import DiffusionOptions
-from discrete_grpo.recipes.sft import run_sft
-from discrete_grpo.recipes.spatial import SpatialOptions, spatial_policy
+from discrete_grpo.recipes.pretraining.diffusion import DiffusionOptions
+from discrete_grpo.recipes.pretraining.sft import run_sft
+from discrete_grpo.recipes.pretraining.spatial import SpatialOptions, spatial_policy
 from discrete_grpo.runs.checkpoint import Checkpoints, load_metadata, save
 from discrete_grpo.runs.recorder import read_evaluation, read_metrics, read_samples
 from discrete_grpo.training.lora import LoraOptions
@@ -116,7 +116,7 @@ def test_samples_are_drawn_with_the_options_of_the_sampler(tmp_path: Path) -> No
 def test_adapters_alone_are_trained_and_are_merged_in_what_is_exported(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("discrete_grpo.recipes.sft_data.NOISY_DRAWS", 1)  # for time
+    monkeypatch.setattr("discrete_grpo.recipes.pretraining.sft_data.NOISY_DRAWS", 1)  # for time
     policy, data = FAMILIES[family](tmp_path)
     given = weights(load_policy(policy))
     options: dict[str, Any] = {"test_share": 0.3, "evaluation_samples": 0}

@@ -17,10 +17,10 @@ from discrete_grpo.datasets.own_graphs import own_graphs
 from discrete_grpo.domains.graph6 import graph6
 from discrete_grpo.domains.molecule_properties import descriptor
 from discrete_grpo.policies.node_count import LearnedSizes, SizedPolicy
-from discrete_grpo.recipes.graphs import own_graph_policy
 from discrete_grpo.recipes.loading import load
-from discrete_grpo.recipes.sft import held_out_loss
-from discrete_grpo.recipes.sft_files import samples_of
+from discrete_grpo.recipes.pretraining.graphs import own_graph_policy
+from discrete_grpo.recipes.pretraining.sft import held_out_loss
+from discrete_grpo.recipes.pretraining.sft_files import samples_of
 from discrete_grpo.runs.checkpoint import load_metadata, save
 from tests.recipes.sft_cases import (
     FAMILIES,
@@ -90,7 +90,7 @@ def test_conditions_are_computed_as_the_policy_was_trained_on_them(tmp_path: Pat
 def test_properties_of_a_graph_policy_are_computed_too(tmp_path: Path) -> None:
     from discrete_grpo.datasets.enumeration import load_enumerated
     from discrete_grpo.datasets.molecules import statistics
-    from discrete_grpo.recipes.molecules import molecule_policy
+    from discrete_grpo.recipes.pretraining.molecules import molecule_policy
 
     stats = statistics(load_enumerated(4))
     given = molecule_policy(stats, TINY, STEPS, properties=SCALES)

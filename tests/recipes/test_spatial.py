@@ -14,7 +14,7 @@ from discrete_grpo.datasets.spatial import conformers, spatial_statistics
 from discrete_grpo.datasets.spatial_fields import decode, encode, spatial_graphs
 from discrete_grpo.domains.spatial_molecules import SpatialMolecule, smiles_of
 from discrete_grpo.models.equivariant import EquivariantSizes
-from discrete_grpo.recipes.spatial import SpatialOptions, spatial_policy
+from discrete_grpo.recipes.pretraining.spatial import SpatialOptions, spatial_policy
 from discrete_grpo.rewards.spatial import atom_stability
 from discrete_grpo.testing import check_policy
 from discrete_grpo.training.config import GRPOConfig

@@ -18,11 +18,11 @@ from discrete_grpo.domains.spatial_molecules import SpatialMolecule, from_cxsmil
 from discrete_grpo.models.equivariant import EquivariantSizes
 from discrete_grpo.recipes.evaluate import evaluate_file
 from discrete_grpo.recipes.families import FileOptions, SamplerOptions, family_of
+from discrete_grpo.recipes.kinds.spatial import SPATIAL
 from discrete_grpo.recipes.loading import load
-from discrete_grpo.recipes.pretrain import pretrain
+from discrete_grpo.recipes.pretraining.pretrain import pretrain
+from discrete_grpo.recipes.pretraining.spatial import PretrainSpatialRecipe
 from discrete_grpo.recipes.sample import sample, sample_file
-from discrete_grpo.recipes.spatial import PretrainSpatialRecipe
-from discrete_grpo.recipes.spatial_family import SPATIAL
 from discrete_grpo.recipes.train import TrainRecipe, run_train
 from discrete_grpo.rewards.molecules import molecular_weight
 from discrete_grpo.rewards.spatial import atom_stability

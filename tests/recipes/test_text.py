@@ -14,14 +14,12 @@ import torch
 
 from discrete_grpo.datasets.text import is_sentence, sentences, text_dataset
 from discrete_grpo.metrics.text import diversity, evaluate, ranking_quality, recovered, sample_metrics
-from discrete_grpo.recipes.judge import JudgeRecipe, check_rewards, run_judge, text_judge
-from discrete_grpo.recipes.text import (
+from discrete_grpo.recipes.filling import evaluate_fills, fill_in_prompts, fill_texts, load_text_policy
+from discrete_grpo.recipes.kinds.reward_kinds import check_judges
+from discrete_grpo.recipes.pretraining.judge import JudgeRecipe, run_judge, text_judge
+from discrete_grpo.recipes.pretraining.text import (
     EncoderSizes,
     PretrainTextRecipe,
-    evaluate_fills,
-    fill_in_prompts,
-    fill_texts,
-    load_text_policy,
     run_pretrain_text,
     split_lines,
     text_policy,
@@ -124,7 +122,7 @@ def test_a_judge_of_a_policys_fills_takes_the_policys_alphabet(pair: tuple[str, 
     text.write_text("the baker\nan uncle\n" * 5)
     recipe = JudgeRecipe(data=str(text), output_dir=str(tmp_path / "a"), policy=pair[0], network=TINY, pretrain=SHORT)
     judge = Judge(str(run_judge(recipe)))
-    check_rewards(load_text_policy(pair[0]), [judge])
+    check_judges(load_text_policy(pair[0]), [judge])
     text.write_text("the baker\nthe QUEEN\n")
     with pytest.raises(ValueError, match=r"a\.txt' line 2: 'the QUEEN' has the token 'Q'"):
         run_judge(recipe)
@@ -150,8 +148,8 @@ def test_no_real_line_is_a_corrupted_one_for_the_judge(tmp_path: Path, monkeypat
         seen.setdefault("judged", []).append(set(texts))
         return [0.0] * len(texts)
 
-    monkeypatch.setattr("discrete_grpo.recipes.judge.fit", keep)
-    monkeypatch.setattr("discrete_grpo.recipes.judge.ModuleReward", lambda scorer: scores)
+    monkeypatch.setattr("discrete_grpo.recipes.pretraining.judge.fit", keep)
+    monkeypatch.setattr("discrete_grpo.recipes.pretraining.judge.ModuleReward", lambda scorer: scores)
     run_judge(JudgeRecipe(data=str(tmp_path / "a.txt"), corruptions=40, evaluation_samples=6, network=TINY, pretrain=SHORT))
     seen["evaluate"](None)
     of_training = set(seen["data"].texts.lines[60 - 6 :])
@@ -259,9 +257,9 @@ def test_evaluation_counts_what_it_says(pair: tuple[str, str]) -> None:
 def test_a_judge_of_another_alphabet_is_refused_before_the_run(pair: tuple[str, str], tmp_path: Path) -> None:
     other = save(tmp_path / "judge", text_judge(text_dataset(["abc"]), TINY), metadata={})
     policy = load_text_policy(pair[0])
-    check_rewards(policy, [Judge(pair[1]), lengths])  # other rewards are left alone
+    check_judges(policy, [Judge(pair[1]), lengths])  # other rewards are left alone
     with pytest.raises(ValueError, match="has no ' ' in its alphabet, expected one of the policy's text"):
-        check_rewards(policy, [Judge(str(other))])
+        check_judges(policy, [Judge(str(other))])
 
 
 def test_a_policy_has_the_weights_of_its_seed_and_touches_no_other() -> None:
@@ -312,7 +310,7 @@ def test_no_prompts_are_one_line() -> None:
 
 def test_the_bundled_judge_tells_sentences_from_fills_and_leaves_room() -> None:
     policy, judge = load_text_policy("fill-in"), Judge("fill-in-judge")
-    check_rewards(policy, [judge])
+    check_judges(policy, [judge])
     found = evaluate_fills(policy, fill_in_prompts(60, 11, held_out=True), 2, judge=judge)
     assert found["judge_original"] > 0.8
     assert found["judge"] < found["judge_original"] - 0.3

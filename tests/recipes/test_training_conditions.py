@@ -19,8 +19,8 @@ from discrete_grpo.domains.tokenizer import SMILES, Property, Tokenizer
 from discrete_grpo.importers import import_molgpt
 from discrete_grpo.policies.graph import GraphPolicy
 from discrete_grpo.policies.tokens import TokenPolicy
-from discrete_grpo.recipes.smiles import smiles_policy
-from discrete_grpo.recipes.training_conditions import training_conditions
+from discrete_grpo.recipes.pretraining.smiles import smiles_policy
+from discrete_grpo.recipes.pretraining.training_conditions import training_conditions
 from discrete_grpo.runs.checkpoint import save
 from discrete_grpo.runs.recorder import read_evaluation, read_metrics
 from tests.molgpt_reference import random_state
@@ -93,7 +93,7 @@ def test_samples_without_a_value_in_common_are_refused_before_the_run(tmp_path: 
 
 
 def test_as_many_are_taken_as_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("discrete_grpo.recipes.training_conditions.ROWS", 2)
+    monkeypatch.setattr("discrete_grpo.recipes.pretraining.training_conditions.ROWS", 2)
     tokenizer, scale = Tokenizer.of(["CO"], SMILES), Property("x", 2.0, 3.0)
     table = torch.tensor([[2.0], [torch.nan], [5.0], [8.0]])
     data = token_dataset(["C", "CO", "CC", "O"], tokenizer, values=table, properties=[scale])

@@ -13,7 +13,7 @@ from benchmarks.charge_field import JointMolecules, Settings, charged, joint_pol
 from discrete_grpo.core.rollout import Context
 from discrete_grpo.datasets.molecule_fields import FieldMolecules, field_statistics
 from discrete_grpo.datasets.molecules import dataset_from_smiles, statistics
-from discrete_grpo.recipes.molecule_fields import molecule_field_policy
+from discrete_grpo.recipes.pretraining.molecule_fields import molecule_field_policy
 
 SMILES = ("C[O-]", "C[NH3+]", "[NH3+]C[O-]", "CO", "CN", "CC", "C=O", "CCO", "C#N", "C1CC1")
 TINY: dict[str, Any] = {"layers": 1, "heads": 2, "width": 16, "edge_width": 8, "global_width": 8}

@@ -120,9 +120,9 @@ def test_every_metric_of_samples_is_documented() -> None:
 
 @pytest.mark.parametrize("run", ["text", "judge", "digits"])
 def test_every_metric_of_pretraining_is_documented(run: str, tmp_path: Path) -> None:
-    from discrete_grpo.recipes.digits import PretrainDigitsRecipe, run_pretrain_digits
-    from discrete_grpo.recipes.judge import JudgeRecipe, run_judge
-    from discrete_grpo.recipes.text import EncoderSizes, PretrainTextRecipe, run_pretrain_text
+    from discrete_grpo.recipes.pretraining.digits import PretrainDigitsRecipe, run_pretrain_digits
+    from discrete_grpo.recipes.pretraining.judge import JudgeRecipe, run_judge
+    from discrete_grpo.recipes.pretraining.text import EncoderSizes, PretrainTextRecipe, run_pretrain_text
     from discrete_grpo.training.config import PretrainConfig
 
     config = PretrainConfig(max_steps=1, batch_size=8, warmup_steps=0, log_steps=1, save_steps=1)

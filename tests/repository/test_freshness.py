@@ -105,6 +105,14 @@ def test_a_source_that_moved_is_followed_and_one_that_is_gone_is_not(measured: P
     assert found(measured) == []
 
 
+def test_an_import_of_a_module_that_moved_is_the_same_code(tmp_path: Path) -> None:
+    hashes = []
+    for k, module in enumerate(("recipes.graph_family", "recipes.kinds.graphs", "recipes.kinds.molecules")):
+        (tmp_path / f"{k}.py").write_text(f"from discrete_grpo.{module} import shape_of")
+        hashes.append(code_hash(tmp_path / f"{k}.py"))
+    assert hashes[0] == hashes[1] != hashes[2]
+
+
 def test_every_stamp_of_a_result_of_several_runs_counts(measured: Path) -> None:
     good = {"commit": "a" * 40, "sources": {"source.py": code_hash(measured / "source.py")}}
     assert stale({"runs": [good, good]}, measured) == []

@@ -88,7 +88,7 @@ KEEPERS = {
         "domains.named_graphs",
         "metrics.digraphs",
         "metrics.graph_classes",
-        "recipes.graph_objects",
+        "recipes.kinds.graph_objects",
         "runs.report.arrows",
         "datasets.graph_splits",
         "datasets.synthetic_graphs",
@@ -199,6 +199,46 @@ def test_imports_go_down(name: str) -> None:
 )
 def test_the_check_sees_a_wrong_import(name: str, text: str, said: str) -> None:
     assert any(said in line for line in violations(name, text)), violations(name, text)
+
+
+FOLDERS = {"kinds": ("families", "left_out"), "pretraining": None}
+"""Folder in ``recipes``: which modules of the room, besides its own, its modules may import; None for all."""
+
+
+def folder_violations(name: str, text: str) -> list[str]:
+    """Imports of ``recipes`` that a module there may not have: pretraining is imported by itself alone, and kinds import few."""
+    folder = parts[1] if len(parts := name.split(".")) > 2 else ""
+    wrong = []
+    for found in imports(text):
+        if not found.startswith("discrete_grpo.recipes."):
+            continue
+        other = found.split(".")[2]
+        allowed = FOLDERS.get(folder)
+        if other != folder and (other == "pretraining" or (allowed is not None and other not in allowed)):
+            wrong.append(f"{name} -> {found}: the import goes up within recipes")
+    return wrong
+
+
+@pytest.mark.parametrize("name", sorted(name for name in FILES if name.startswith("recipes.")))
+def test_imports_within_recipes_go_down(name: str) -> None:
+    assert folder_violations(name, FILES[name].read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("recipes.train", "from discrete_grpo.recipes.pretraining.fitting import fit"),
+        ("recipes.kinds.graphs", "def f():\n    from discrete_grpo.recipes.sample import sample"),
+        ("recipes.kinds.graphs", "from discrete_grpo.recipes.pretraining.molecules import data_file"),
+    ],
+)
+def test_the_check_sees_an_import_that_goes_up_within_recipes(name: str, text: str) -> None:
+    assert folder_violations(name, text)
+
+
+def test_the_check_lets_the_pretraining_recipes_import_the_rest() -> None:
+    text = "from discrete_grpo.recipes.sample import sample\nfrom discrete_grpo.recipes.kinds.graphs import shape_of"
+    assert folder_violations("recipes.pretraining.fitting", text) == []
 
 
 def test_the_check_lets_right_imports_pass() -> None:

@@ -11,8 +11,8 @@ from discrete_grpo.core.scoring import score_samples
 from discrete_grpo.domains import molecule_properties, smiles
 from discrete_grpo.domains.smiles import _Parsed, parse, parse_smiles, to_smiles
 from discrete_grpo.metrics.molecules import evaluate, sample_metrics
-from discrete_grpo.recipes import molecule_family as molecular
-from discrete_grpo.recipes.molecule_family import property_columns
+from discrete_grpo.recipes.kinds import molecules as molecular
+from discrete_grpo.recipes.kinds.molecules import property_columns
 from discrete_grpo.rewards import diversity
 from discrete_grpo.rewards.diversity import DiversityFilter, diversity_metrics
 from discrete_grpo.rewards.ledger import Ledger, molecule_key

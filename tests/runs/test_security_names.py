@@ -154,7 +154,7 @@ def test_the_command_of_a_run_folder(tmp_path: Path, refused: Callable[..., str]
 
 
 def test_a_checkpoint_that_names_a_file_as_its_data(tmp_path: Path, canary: Path) -> None:
-    from discrete_grpo.recipes.graph_family import reference_of
+    from discrete_grpo.recipes.kinds.graphs import reference_of
 
     path = objects(tmp_path / "evil.npz", canary, ("train_num_nodes", "train_edges", "train_offsets"))
     (tmp_path / "bare.npz").write_bytes(pickle.dumps(Trap(canary)))

@@ -17,8 +17,8 @@ from discrete_grpo.domains.fields import FieldBatch, FieldLogits, matrix_of, pai
 from discrete_grpo.models.graph_transformer import NetworkSizes
 from discrete_grpo.policies.field_steps import FieldStepper
 from discrete_grpo.policies.fields import FieldPolicy
-from discrete_grpo.recipes.diffusion import DiffusionOptions
-from discrete_grpo.recipes.digraphs import digraph_policy
+from discrete_grpo.recipes.pretraining.diffusion import DiffusionOptions
+from discrete_grpo.recipes.pretraining.digraphs import digraph_policy
 from discrete_grpo.testing import Report, check_policy, relabelling
 from tests.policies.test_fields import permuted
 from tests.policies.test_fields import policy as toy

@@ -17,7 +17,7 @@ from discrete_grpo.runs.console import print_notes
 if TYPE_CHECKING:
     from discrete_grpo.datasets.spatial import SpatialStatistics
     from discrete_grpo.domains.spatial_molecules import SpatialMolecule
-    from discrete_grpo.recipes.sft import SFTRecipe
+    from discrete_grpo.recipes.pretraining.sft import SFTRecipe
 
 __all__ = ["Samples", "samples_of"]
 
@@ -80,7 +80,7 @@ def _split(
     if not found:
         said = f"data: {recipe.source!r} holds no sample of the kind {loaded.family.name}"
         if loaded.family.name == "spatial":
-            from discrete_grpo.recipes.spatial_family import NO_POSITIONS
+            from discrete_grpo.recipes.kinds.spatial import NO_POSITIONS
 
             said += f", expected a file of molecules with positions (.sdf, .xyz, .smi); {NO_POSITIONS}"
         raise ValueError(said)
@@ -109,8 +109,9 @@ def _names(loaded: LoadedPolicy, found: Sequence[Any]) -> Sequence[Any]:
 def _molecules(recipe: SFTRecipe, loaded: LoadedPolicy) -> tuple[Sequence[str], Mapping[str, Sequence[float]]]:
     """The SMILES of a file as they stand there, and its columns of those conditions of the policy that RDKit does not compute."""
     from discrete_grpo.datasets.reading import read_smiles
-    from discrete_grpo.recipes.measured import MoleculeFile, known_columns, not_computed
-    from discrete_grpo.recipes.molecules import data_file, report_broken
+    from discrete_grpo.recipes.left_out import report_broken
+    from discrete_grpo.recipes.pretraining.measured import MoleculeFile, known_columns, not_computed
+    from discrete_grpo.recipes.pretraining.molecules import data_file
 
     path = data_file(recipe.source)
     with path_named("data"):
@@ -173,7 +174,7 @@ def _graphs(recipe: SFTRecipe, loaded: LoadedPolicy) -> Samples:
     from discrete_grpo.datasets.own_digraphs import own_digraphs
     from discrete_grpo.datasets.own_graphs import is_own, labelled_splits, own_graphs
     from discrete_grpo.domains.named_graphs import to_line
-    from discrete_grpo.recipes.graph_family import labels_of
+    from discrete_grpo.recipes.kinds.graphs import labels_of
 
     limits: dict[str, Any] = {"max_nodes": recipe.max_nodes, "max_bytes": recipe.max_bytes}
     attributes: dict[str, Any] = {"node_attribute": recipe.node_attribute, "edge_attribute": recipe.edge_attribute}

@@ -19,15 +19,15 @@ from discrete_grpo.policies.fields import FieldPolicy
 from discrete_grpo.policies.graph import GraphPolicy
 from discrete_grpo.policies.masked_text import MaskedTextPolicy
 from discrete_grpo.policies.tokens import TokenPolicy
-from discrete_grpo.recipes.held_out import NOISY_DRAWS
 from discrete_grpo.recipes.loading import LoadedPolicy
-from discrete_grpo.recipes.sft_files import Samples
-from discrete_grpo.recipes.training_conditions import always_conditioned
+from discrete_grpo.recipes.pretraining.held_out import NOISY_DRAWS
+from discrete_grpo.recipes.pretraining.sft_files import Samples
+from discrete_grpo.recipes.pretraining.training_conditions import always_conditioned
 from discrete_grpo.runs.console import print_notes
 from discrete_grpo.training.pretrain import Dataset
 
 if TYPE_CHECKING:
-    from discrete_grpo.recipes.sft import SFTRecipe
+    from discrete_grpo.recipes.pretraining.sft import SFTRecipe
 
 __all__ = ["Prepared", "prepare"]
 
@@ -196,7 +196,7 @@ def _values(
     Those that RDKit does not compute as the policy was trained on them are NaN unless they are ``given``; all are where it is None.
     """
     from discrete_grpo.datasets.molecules import descriptors
-    from discrete_grpo.recipes.measured import not_computed
+    from discrete_grpo.recipes.pretraining.measured import not_computed
 
     properties = policy.properties
     names, others = [one.name for one in properties], not_computed(properties, loaded.metadata)

@@ -7,7 +7,7 @@ from typing import Any
 
 from discrete_grpo.core.reward_arguments import reward_name
 
-__all__ = ["check_kind", "kind_of"]
+__all__ = ["check_judges", "check_kind", "kind_of"]
 
 REWARDS = "discrete_grpo.rewards"
 MODULES = {
@@ -57,3 +57,18 @@ def check_kind(rewards: Sequence[Any], kind: str, *also: str) -> None:
             told = f"{reward_name(reward)} is for {TOLD.get(found, found)}"
             note = ", or rewards_see: smiles" if (kind, found) == ("spatial", "molecules") else ""
             raise ValueError(f"reward: {told}, expected one for {TOLD.get(kind, kind)}, which the policy draws{note}")
+
+
+def check_judges(policy: Any, rewards: Sequence[Any]) -> None:
+    """Check that the judges among ``rewards`` can read the alphabet of ``policy``, if it has one.
+
+    Raises:
+        ValueError: naming the first character that the judge cannot read.
+    """
+    if not hasattr(policy, "tokenizer"):
+        return
+    from discrete_grpo.rewards.judge import Judge
+
+    for reward in rewards:
+        if isinstance(reward, Judge):
+            reward.check(policy.tokenizer.tokens)

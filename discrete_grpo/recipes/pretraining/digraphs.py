@@ -26,14 +26,14 @@ from discrete_grpo.metrics.graph_classes import class_shares
 from discrete_grpo.models.equivariant import EquivariantConfig, EquivariantTransformer
 from discrete_grpo.models.graph_transformer import NetworkSizes
 from discrete_grpo.policies.fields import Field, FieldPolicy
-from discrete_grpo.recipes.diffusion import DiffusionOptions
-from discrete_grpo.recipes.field_options import check_plain, equivariant_sizes
-from discrete_grpo.recipes.fitting import fit, fresh_metrics
-from discrete_grpo.recipes.graph_sources import source_facts
-from discrete_grpo.recipes.held_out import NOISY_DRAWS, of_drawn_sizes, with_held_out
+from discrete_grpo.recipes.kinds.graph_sources import source_facts
+from discrete_grpo.recipes.pretraining.diffusion import DiffusionOptions
+from discrete_grpo.recipes.pretraining.field_options import check_plain, equivariant_sizes
+from discrete_grpo.recipes.pretraining.fitting import fit, fresh_metrics
+from discrete_grpo.recipes.pretraining.held_out import NOISY_DRAWS, of_drawn_sizes, with_held_out
 
 if TYPE_CHECKING:
-    from discrete_grpo.recipes.graphs import PretrainGraphsRecipe
+    from discrete_grpo.recipes.pretraining.graphs import PretrainGraphsRecipe
 
 __all__ = ["digraph_policy", "run_pretrain_digraphs"]
 

@@ -1,8 +1,7 @@
-"""Building blocks of recipes for molecules: untrained policies, data files, and reports about broken lines."""
+"""Building blocks of recipes for molecules: untrained policies and data files."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -10,17 +9,16 @@ from pathlib import Path
 from torch import nn
 
 from discrete_grpo.core.description import attach_metadata
-from discrete_grpo.core.processes import is_first
 from discrete_grpo.datasets.downloads import DOWNLOADS, download
 from discrete_grpo.datasets.molecules import MoleculeStatistics
-from discrete_grpo.datasets.reading import SHOWN, check_broken
+from discrete_grpo.datasets.reading import check_broken
 from discrete_grpo.datasets.shards import ShardFolder
 from discrete_grpo.diffusion.schedules import Schedule
 from discrete_grpo.domains import molecules as chemistry
 from discrete_grpo.domains.tokenizer import Property
 from discrete_grpo.models.graph_transformer import NetworkSizes
 from discrete_grpo.policies.graph import GraphPolicy
-from discrete_grpo.recipes.diffusion import DiffusionOptions, diffusion_policy
+from discrete_grpo.recipes.pretraining.diffusion import DiffusionOptions, diffusion_policy
 
 __all__ = [
     "DiffusionOptions",
@@ -28,8 +26,6 @@ __all__ = [
     "check_shard_options",
     "data_file",
     "molecule_policy",
-    "report_broken",
-    "report_kept",
 ]
 
 
@@ -52,7 +48,7 @@ def molecule_policy(
         stats: vocabulary, sizes and class frequencies of the training data, see
             :func:`~discrete_grpo.datasets.molecules.statistics`.
         network: sizes of a graph transformer, or a network of your own, which is called as
-            :class:`~discrete_grpo.recipes.diffusion.Denoiser` says and checked at once; None means default sizes.
+            :class:`~discrete_grpo.recipes.pretraining.diffusion.Denoiser` says and checked at once; None means default sizes.
         options: noise and sampler; None means the defaults.
         schedule: a noise schedule of your own, in place of ``options.schedule``.
         properties: descriptors the policy is conditioned on.
@@ -88,41 +84,6 @@ def data_file(name: str) -> Path:
     from discrete_grpo.training.distributed import ProcessGroup, accelerator
 
     return ProcessGroup(accelerator()).after_first(lambda: download(name))
-
-
-# -- reports
-
-
-def report_broken(
-    file: str | Path,
-    broken: Sequence[tuple[int, str]],
-    good: int,
-    kind: str = "molecule",
-    shown: int = 5,
-    unit: str = "line",
-    *,
-    count: int | None = None,  # of all, where ``broken`` holds the first of them
-) -> None:
-    """Count and list on standard error the lines of a file, or other units, that are not a molecule, or not of ``kind``."""
-    if not broken or not is_first():
-        return
-    bad = len(broken) if count is None else count
-    listed = "; ".join(f"{unit} {number}: {text[:SHOWN]!r}" for number, text in broken[:shown])
-    more = f"; and {bad - shown} more" if bad > shown else ""
-    print(f"{file}: {bad} of {good + bad} {unit}s are no {kind}: {listed}{more}", file=sys.stderr)
-
-
-def report_kept(file: str | Path, smiles: Sequence[str], dropped: int = 0) -> None:
-    """Print on standard error how many molecules were left out for their size, and how many kept ones have several parts."""
-    if not is_first():
-        return
-    if dropped:
-        every = len(smiles) + dropped
-        told = f"{dropped} of {every} molecules are left out for their number of heavy atoms, which is 0 or above max_atoms"
-        print(f"{file}: {told}", file=sys.stderr)
-    if parts := sum("." in text for text in smiles):
-        told = f"{parts} of {len(smiles)} molecules have several parts, such as salts"
-        print(f"{file}: {told}; samples of several parts count as invalid", file=sys.stderr)
 
 
 def check_shard_options(folder: ShardFolder, max_broken: float, smiles_column: str | None, max_atoms: int | None = None) -> None:

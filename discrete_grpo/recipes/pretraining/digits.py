@@ -23,7 +23,7 @@ from discrete_grpo.models.vq import VQAutoencoder, VQConfig
 from discrete_grpo.policies.decoded import DecodedPolicy
 from discrete_grpo.policies.decoders import CODES, VQDecoder, code_text
 from discrete_grpo.policies.tokens import TokenPolicy
-from discrete_grpo.recipes.fitting import fit
+from discrete_grpo.recipes.pretraining.fitting import fit
 from discrete_grpo.recipes.sample import sample
 from discrete_grpo.runs.checkpoint import load_metadata, save
 from discrete_grpo.runs.console import print_table

@@ -27,9 +27,10 @@ from discrete_grpo.domains.spatial_molecules import SpatialMolecule, smiles_of
 from discrete_grpo.metrics.spatial import sample_metrics
 from discrete_grpo.models.equivariant import EquivariantConfig, EquivariantSizes, EquivariantTransformer
 from discrete_grpo.policies.fields import Field, FieldPolicy, Positions
-from discrete_grpo.recipes.fitting import fit, fresh_metrics
-from discrete_grpo.recipes.held_out import NOISY_DRAWS, with_held_out
-from discrete_grpo.recipes.molecules import data_file, report_broken
+from discrete_grpo.recipes.left_out import report_broken
+from discrete_grpo.recipes.pretraining.fitting import fit, fresh_metrics
+from discrete_grpo.recipes.pretraining.held_out import NOISY_DRAWS, with_held_out
+from discrete_grpo.recipes.pretraining.molecules import data_file
 from discrete_grpo.training.config import PretrainConfig
 from discrete_grpo.training.distributed import ProcessGroup, accelerator
 

@@ -26,27 +26,28 @@ from discrete_grpo.datasets.shards import is_shard_folder
 from discrete_grpo.datasets.text_files import MAX_BYTES, path_named
 from discrete_grpo.metrics.molecules import sample_metrics
 from discrete_grpo.models.graph_transformer import NetworkSizes
-from discrete_grpo.recipes.field_options import equivariant_sizes
-from discrete_grpo.recipes.fitting import fit, fresh_metrics
-from discrete_grpo.recipes.held_out import NOISY_DRAWS, hold_out, with_held_out
-from discrete_grpo.recipes.measured import measured_columns, measured_values
-from discrete_grpo.recipes.molecule_fields import KIND, ChargeOptions, check_field_options, molecule_field_policy
-from discrete_grpo.recipes.molecules import check_shard_options, data_file, molecule_policy, report_broken, report_kept
+from discrete_grpo.recipes.left_out import report_broken, report_kept
 from discrete_grpo.recipes.new_run import withdrawn_on_failure
-from discrete_grpo.recipes.training_conditions import training_conditions
+from discrete_grpo.recipes.pretraining.field_options import equivariant_sizes
+from discrete_grpo.recipes.pretraining.fitting import fit, fresh_metrics
+from discrete_grpo.recipes.pretraining.held_out import NOISY_DRAWS, hold_out, with_held_out
+from discrete_grpo.recipes.pretraining.measured import measured_columns, measured_values
+from discrete_grpo.recipes.pretraining.molecule_fields import KIND, ChargeOptions, check_field_options, molecule_field_policy
+from discrete_grpo.recipes.pretraining.molecules import check_shard_options, data_file, molecule_policy
+from discrete_grpo.recipes.pretraining.training_conditions import training_conditions
 from discrete_grpo.runs.settings import tell_new_folder
 from discrete_grpo.training.config import PretrainConfig
 from discrete_grpo.training.pretrain import Dataset
 
 if TYPE_CHECKING:
-    from discrete_grpo.recipes.digits import PretrainDigitsRecipe
-    from discrete_grpo.recipes.graph_sequences import PretrainGraphSequencesRecipe
-    from discrete_grpo.recipes.graphs import PretrainGraphsRecipe
-    from discrete_grpo.recipes.judge import JudgeRecipe
-    from discrete_grpo.recipes.sft import SFTRecipe
-    from discrete_grpo.recipes.smiles import PretrainSmilesRecipe
-    from discrete_grpo.recipes.spatial import PretrainSpatialRecipe
-    from discrete_grpo.recipes.text import PretrainTextRecipe
+    from discrete_grpo.recipes.pretraining.digits import PretrainDigitsRecipe
+    from discrete_grpo.recipes.pretraining.graph_sequences import PretrainGraphSequencesRecipe
+    from discrete_grpo.recipes.pretraining.graphs import PretrainGraphsRecipe
+    from discrete_grpo.recipes.pretraining.judge import JudgeRecipe
+    from discrete_grpo.recipes.pretraining.sft import SFTRecipe
+    from discrete_grpo.recipes.pretraining.smiles import PretrainSmilesRecipe
+    from discrete_grpo.recipes.pretraining.spatial import PretrainSpatialRecipe
+    from discrete_grpo.recipes.pretraining.text import PretrainTextRecipe
 
 __all__ = ["PretrainRecipe", "pretrain", "run_pretrain"]
 
@@ -153,7 +154,8 @@ def run_pretrain(recipe: PretrainRecipe, *, network: nn.Module | None = None, re
 
     Args:
         recipe: the settings.
-        network: a network of your own in place of ``recipe.network``, see :class:`~discrete_grpo.recipes.diffusion.Denoiser`.
+        network: a network of your own in place of ``recipe.network``, see
+            :class:`~discrete_grpo.recipes.pretraining.diffusion.Denoiser`.
         resume: whether to continue a stopped run.
     """
     if network is not None and recipe.charges == "field":
@@ -237,19 +239,19 @@ def pretrain(
 
     The type of the recipe says which policy is trained:
 
-    ============================================================================ =================================================
-    recipe                                                                       policy
-    ============================================================================ =================================================
-    :class:`PretrainRecipe`                                                      graph diffusion or flow over molecules
-    :class:`~discrete_grpo.recipes.graphs.PretrainGraphsRecipe`                  diffusion or flow over graphs, directed ones too
-    :class:`~discrete_grpo.recipes.graph_sequences.PretrainGraphSequencesRecipe` autoregressive graphs
-    :class:`~discrete_grpo.recipes.smiles.PretrainSmilesRecipe`                  autoregressive SMILES
-    :class:`~discrete_grpo.recipes.text.PretrainTextRecipe`                      text with blanks to fill
-    :class:`~discrete_grpo.recipes.judge.JudgeRecipe`                            a judge of text, which is a reward and no policy
-    :class:`~discrete_grpo.recipes.digits.PretrainDigitsRecipe`                  images of digits
-    :class:`~discrete_grpo.recipes.spatial.PretrainSpatialRecipe`                diffusion over molecules with positions in space
-    :class:`~discrete_grpo.recipes.sft.SFTRecipe`                                one that is there already, on samples of your own
-    ============================================================================ =================================================
+    ==================================================== =================================================
+    recipe                                               policy
+    ==================================================== =================================================
+    :class:`~discrete_grpo.PretrainRecipe`               graph diffusion or flow over molecules
+    :class:`~discrete_grpo.PretrainGraphsRecipe`         diffusion or flow over graphs, directed ones too
+    :class:`~discrete_grpo.PretrainGraphSequencesRecipe` autoregressive graphs
+    :class:`~discrete_grpo.PretrainSmilesRecipe`         autoregressive SMILES
+    :class:`~discrete_grpo.PretrainTextRecipe`           text with blanks to fill
+    :class:`~discrete_grpo.JudgeRecipe`                  a judge of text, which is a reward and no policy
+    :class:`~discrete_grpo.PretrainDigitsRecipe`         images of digits
+    :class:`~discrete_grpo.PretrainSpatialRecipe`        diffusion over molecules with positions in space
+    :class:`~discrete_grpo.SFTRecipe`                    one that is there already, on samples of your own
+    ==================================================== =================================================
 
     Args:
         recipe: the settings.
@@ -257,7 +259,7 @@ def pretrain(
             graphs, PyG ``Data`` or molecules in space. They are written to a file ``data`` in ``recipe.output_dir``, so that a
             resumed run does not need them again.
         network: a denoiser of your own for molecules or undirected graphs, in place of ``recipe.network``; see
-            :class:`~discrete_grpo.recipes.diffusion.Denoiser`.
+            :class:`~discrete_grpo.recipes.pretraining.diffusion.Denoiser`.
         resume: whether to continue a stopped run in ``recipe.output_dir``.
 
     Raises:
@@ -276,7 +278,7 @@ def pretrain(
 
 def _pretrain(recipe: AnyRecipe, data: Iterable[Any] | None, network: nn.Module | None, resume: bool) -> Path:
     """:func:`pretrain` in a folder of its own."""
-    from discrete_grpo.recipes import digits, given_data, graph_sequences, graphs, judge, sft, smiles, spatial, text
+    from discrete_grpo.recipes.pretraining import digits, given_data, graph_sequences, graphs, judge, sft, smiles, spatial, text
 
     if resume and data is None:
         recipe = given_data.with_kept_data(recipe)

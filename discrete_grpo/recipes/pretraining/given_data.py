@@ -11,15 +11,15 @@ from discrete_grpo.core.atomic import atomic_write
 from discrete_grpo.core.json_files import read_json
 from discrete_grpo.core.processes import is_first
 from discrete_grpo.datasets.values import file_of_values
-from discrete_grpo.recipes.graph_sequences import PretrainGraphSequencesRecipe
-from discrete_grpo.recipes.graphs import PretrainGraphsRecipe
-from discrete_grpo.recipes.judge import JudgeRecipe
 from discrete_grpo.recipes.loading import load
-from discrete_grpo.recipes.pretrain import PretrainRecipe
-from discrete_grpo.recipes.sft import SFTRecipe
-from discrete_grpo.recipes.smiles import PretrainSmilesRecipe
-from discrete_grpo.recipes.spatial import PretrainSpatialRecipe
-from discrete_grpo.recipes.text import PretrainTextRecipe
+from discrete_grpo.recipes.pretraining.graph_sequences import PretrainGraphSequencesRecipe
+from discrete_grpo.recipes.pretraining.graphs import PretrainGraphsRecipe
+from discrete_grpo.recipes.pretraining.judge import JudgeRecipe
+from discrete_grpo.recipes.pretraining.pretrain import PretrainRecipe
+from discrete_grpo.recipes.pretraining.sft import SFTRecipe
+from discrete_grpo.recipes.pretraining.smiles import PretrainSmilesRecipe
+from discrete_grpo.recipes.pretraining.spatial import PretrainSpatialRecipe
+from discrete_grpo.recipes.pretraining.text import PretrainTextRecipe
 from discrete_grpo.runs.console import print_notes
 from discrete_grpo.runs.folder import SETTINGS, check_free, check_unused
 from discrete_grpo.training.distributed import ProcessGroup, accelerator

@@ -12,17 +12,16 @@ import torch
 
 from discrete_grpo.core.checks import check_fields, check_sizes
 from discrete_grpo.core.option_names import known_options
-from discrete_grpo.core.rollout import Reward
 from discrete_grpo.core.seeding import seeded
 from discrete_grpo.datasets.text import LabelledTextDataset, TextDataset, corrupt_lines, mask_lines, text_dataset
 from discrete_grpo.metrics.text import ranking_quality
 from discrete_grpo.models.encoder import EncoderConfig, EncoderSizes, PooledEncoder
-from discrete_grpo.policies.masked_text import MaskedTextPolicy
-from discrete_grpo.recipes.fitting import fit
-from discrete_grpo.recipes.text import PATTERNS, TextOptions, fill_texts, load_text_policy, split_lines, text_metadata
-from discrete_grpo.rewards.judge import Judge, ModuleReward, TextScorer
+from discrete_grpo.recipes.filling import fill_texts, load_text_policy
+from discrete_grpo.recipes.pretraining.fitting import fit
+from discrete_grpo.recipes.pretraining.text import PATTERNS, TextOptions, split_lines, text_metadata
+from discrete_grpo.rewards.judge import ModuleReward, TextScorer
 
-__all__ = ["JudgeRecipe", "check_rewards", "run_judge", "text_judge"]
+__all__ = ["JudgeRecipe", "run_judge", "text_judge"]
 
 
 @known_options()
@@ -124,14 +123,3 @@ def _any_blanks(lines: Sequence[str], blank: str, pattern: str, generator: torch
     return [
         mask_lines([line], rate, generator, span=span, **options)[0] for line, rate, span in zip(lines, rates, spans, strict=True)
     ]
-
-
-def check_rewards(policy: MaskedTextPolicy, rewards: Sequence[Reward]) -> None:
-    """Check that the judges among ``rewards`` can read the alphabet of ``policy``.
-
-    Raises:
-        ValueError: naming the first character that the judge cannot read.
-    """
-    for reward in rewards:
-        if isinstance(reward, Judge):
-            reward.check(policy.tokenizer.tokens)

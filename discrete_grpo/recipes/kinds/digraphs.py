@@ -21,10 +21,10 @@ from discrete_grpo.metrics import digraphs as metrics
 from discrete_grpo.metrics.graph_classes import check_classes, class_shares
 from discrete_grpo.metrics.graphs import read_graphs
 from discrete_grpo.recipes.families import Columns, Family, FileOptions, innermost
-from discrete_grpo.recipes.graph_family import LINES, labels_of, own_options, view_of, writers_of
-from discrete_grpo.recipes.graph_objects import lines_of
-from discrete_grpo.recipes.graph_sources import changed_source, tell_no_reference
-from discrete_grpo.recipes.reward_kinds import check_kind
+from discrete_grpo.recipes.kinds.graph_objects import lines_of
+from discrete_grpo.recipes.kinds.graph_sources import changed_source, tell_no_reference
+from discrete_grpo.recipes.kinds.graphs import LINES, labels_of, own_options, view_of, writers_of
+from discrete_grpo.recipes.kinds.reward_kinds import check_kind
 from discrete_grpo.runs.report.graphs import render_graph
 from discrete_grpo.runs.serialization import CheckpointError
 
@@ -102,7 +102,7 @@ def _holds(path: Path, first: str) -> bool:
 
 def _read(file: str, options: FileOptions) -> tuple[Sequence[Any], Mapping[str, Sequence[Any]]]:
     """The graphs of lines, of a csv file with a column ``graph``, or of any other file or folder of directed graphs."""
-    from discrete_grpo.recipes.molecules import report_broken
+    from discrete_grpo.recipes.left_out import report_broken
 
     if is_own(file) and suffix_of(Path(file)) not in LINES:
         own = own_digraphs(file, **own_options(options))

@@ -39,11 +39,11 @@ from discrete_grpo.metrics.graph_classes import class_shares
 from discrete_grpo.metrics.graphs import GraphReference, evaluate
 from discrete_grpo.models.graph_transformer import NetworkSizes
 from discrete_grpo.policies.graph import GraphPolicy
-from discrete_grpo.recipes.diffusion import DiffusionOptions, diffusion_policy
-from discrete_grpo.recipes.digraphs import run_pretrain_digraphs
-from discrete_grpo.recipes.fitting import fit, fresh_metrics
-from discrete_grpo.recipes.graph_sources import shape_of, source_facts
-from discrete_grpo.recipes.held_out import NOISY_DRAWS, no_larger, with_held_out
+from discrete_grpo.recipes.kinds.graph_sources import shape_of, source_facts
+from discrete_grpo.recipes.pretraining.diffusion import DiffusionOptions, diffusion_policy
+from discrete_grpo.recipes.pretraining.digraphs import run_pretrain_digraphs
+from discrete_grpo.recipes.pretraining.fitting import fit, fresh_metrics
+from discrete_grpo.recipes.pretraining.held_out import NOISY_DRAWS, no_larger, with_held_out
 from discrete_grpo.training.config import PretrainConfig
 
 __all__ = [
@@ -118,7 +118,8 @@ def graph_policy(
 
     Args:
         stats: sizes and edge frequency of the training data, see :func:`~discrete_grpo.datasets.synthetic_graphs.graph_statistics`.
-        network: sizes of a graph transformer, or a network of your own, see :class:`~discrete_grpo.recipes.diffusion.Denoiser`.
+        network: sizes of a graph transformer, or a network of your own, see
+            :class:`~discrete_grpo.recipes.pretraining.diffusion.Denoiser`.
         options: noise and sampler; None means the defaults.
         seed: random seed of the initial weights; the global random state is not changed.
     """
@@ -183,7 +184,8 @@ def run_pretrain_graphs(recipe: PretrainGraphsRecipe, *, network: nn.Module | No
 
     Args:
         recipe: the settings.
-        network: a network of your own in place of ``recipe.network``, see :class:`~discrete_grpo.recipes.diffusion.Denoiser`.
+        network: a network of your own in place of ``recipe.network``, see
+            :class:`~discrete_grpo.recipes.pretraining.diffusion.Denoiser`.
         resume: whether to continue a stopped run.
     """
     chosen, seed = recipe.network if network is None else network, recipe.pretrain.seed

@@ -24,11 +24,12 @@ from discrete_grpo.metrics.molecules import sample_metrics
 from discrete_grpo.models.gpt import GPT, GPTConfig
 from discrete_grpo.policies.tokens import TokenPolicy
 from discrete_grpo.policies.truncation import Truncation
-from discrete_grpo.recipes.fitting import fit, fresh_metrics
-from discrete_grpo.recipes.held_out import hold_out, with_held_out
-from discrete_grpo.recipes.measured import measured_columns, measured_values
-from discrete_grpo.recipes.molecules import check_shard_options, data_file, report_broken, report_kept
-from discrete_grpo.recipes.training_conditions import training_conditions
+from discrete_grpo.recipes.left_out import report_broken, report_kept
+from discrete_grpo.recipes.pretraining.fitting import fit, fresh_metrics
+from discrete_grpo.recipes.pretraining.held_out import hold_out, with_held_out
+from discrete_grpo.recipes.pretraining.measured import measured_columns, measured_values
+from discrete_grpo.recipes.pretraining.molecules import check_shard_options, data_file
+from discrete_grpo.recipes.pretraining.training_conditions import training_conditions
 from discrete_grpo.training.config import PretrainConfig
 from discrete_grpo.training.pretrain import Dataset
 

@@ -22,9 +22,9 @@ from discrete_grpo.metrics import graphs as metrics
 from discrete_grpo.metrics.graph_classes import check_classes, class_shares
 from discrete_grpo.metrics.suite import SuiteOptions, SuiteResult
 from discrete_grpo.recipes.families import Columns, Family, FileOptions, innermost
-from discrete_grpo.recipes.graph_objects import lines_of
-from discrete_grpo.recipes.graph_sources import changed_source, shape_of, tell_no_reference
-from discrete_grpo.recipes.reward_kinds import check_kind
+from discrete_grpo.recipes.kinds.graph_objects import lines_of
+from discrete_grpo.recipes.kinds.graph_sources import changed_source, shape_of, tell_no_reference
+from discrete_grpo.recipes.kinds.reward_kinds import check_kind
 from discrete_grpo.rewards.graph_views import GraphView
 from discrete_grpo.runs.report.graphs import render_graph
 from discrete_grpo.runs.serialization import CheckpointError
@@ -183,7 +183,7 @@ def _graphs_alone(cells: Iterable[str]) -> bool:
 
 def _read(file: str, options: FileOptions) -> tuple[Sequence[Any], Mapping[str, Sequence[Any]]]:
     """The graphs of graph6 lines, of a csv file with a column ``graph``, the test graphs of an npz file, or own graphs."""
-    from discrete_grpo.recipes.molecules import report_broken
+    from discrete_grpo.recipes.left_out import report_broken
 
     if is_own(file) and suffix_of(Path(file)) not in LINES:
         own = _own(file, options)

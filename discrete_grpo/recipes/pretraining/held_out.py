@@ -13,7 +13,7 @@ from torch import Tensor
 
 from discrete_grpo.core.batch_share import Mean
 from discrete_grpo.datasets.listed_graphs import split_rows
-from discrete_grpo.recipes.fitting import Measure
+from discrete_grpo.recipes.pretraining.fitting import Measure
 from discrete_grpo.training.pretrain import Dataset
 
 __all__ = ["NOISY_DRAWS", "DatasetRows", "held_out_loss", "hold_out", "no_larger", "of_drawn_sizes", "with_held_out"]

@@ -7,7 +7,7 @@ from dataclasses import fields
 from discrete_grpo.core.checks import check_sizes
 from discrete_grpo.models.equivariant import EquivariantSizes
 from discrete_grpo.models.graph_transformer import NetworkSizes
-from discrete_grpo.recipes.diffusion import DiffusionOptions
+from discrete_grpo.recipes.pretraining.diffusion import DiffusionOptions
 
 __all__ = ["check_plain", "equivariant_sizes"]
 

@@ -1,7 +1,7 @@
 """Autoregressive policies of graphs, which write them as token sequences, and their pretraining.
 
 Samples are graph6 lines, with the names of the classes of nodes and edges where the data has classes, as those of
-:mod:`discrete_grpo.recipes.graphs`.
+:mod:`discrete_grpo.recipes.pretraining.graphs`.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from discrete_grpo.models.gpt import GPT, GPTConfig
 from discrete_grpo.policies.decoded import DecodedPolicy
 from discrete_grpo.policies.tokens import TokenPolicy
 from discrete_grpo.policies.truncation import Truncation
-from discrete_grpo.recipes.fitting import fit, fresh_metrics
-from discrete_grpo.recipes.graph_sources import shape_of, source_facts
-from discrete_grpo.recipes.held_out import with_held_out
+from discrete_grpo.recipes.kinds.graph_sources import shape_of, source_facts
+from discrete_grpo.recipes.pretraining.fitting import fit, fresh_metrics
+from discrete_grpo.recipes.pretraining.held_out import with_held_out
 from discrete_grpo.training.config import PretrainConfig
 
 __all__ = ["PretrainGraphSequencesRecipe", "graph_sequence_policy", "run_pretrain_graph_sequences"]

@@ -13,8 +13,8 @@ from discrete_grpo.domains.molecule_fields import decode, encode
 from discrete_grpo.models.equivariant import EquivariantConfig, EquivariantSizes, EquivariantTransformer
 from discrete_grpo.models.graph_transformer import NetworkSizes
 from discrete_grpo.policies.fields import Field, FieldPolicy
-from discrete_grpo.recipes.diffusion import DiffusionOptions
-from discrete_grpo.recipes.field_options import check_plain, equivariant_sizes
+from discrete_grpo.recipes.pretraining.diffusion import DiffusionOptions
+from discrete_grpo.recipes.pretraining.field_options import check_plain, equivariant_sizes
 
 __all__ = ["KIND", "ChargeOptions", "check_field_options", "molecule_field_policy"]
 
@@ -65,7 +65,7 @@ def molecule_field_policy(
 ) -> FieldPolicy:
     """An untrained policy of molecules like those that ``stats`` describes, with fields atom, charge and bond.
 
-    Its samples are canonical SMILES, or None, as those of :func:`~discrete_grpo.recipes.molecules.molecule_policy`.
+    Its samples are canonical SMILES, or None, as those of :func:`~discrete_grpo.recipes.pretraining.molecules.molecule_policy`.
 
     Args:
         stats: elements, charges, sizes and class frequencies of the training data, see

@@ -16,7 +16,7 @@ from discrete_grpo.metrics import molecules as metrics
 from discrete_grpo.metrics.suite import SuiteOptions, SuiteResult
 from discrete_grpo.policies.conditions import FixedSites
 from discrete_grpo.recipes.families import Columns, Family, FileOptions, innermost
-from discrete_grpo.recipes.reward_kinds import check_kind
+from discrete_grpo.recipes.kinds.reward_kinds import check_judges, check_kind
 from discrete_grpo.rewards.diversity import diversity_metrics
 from discrete_grpo.rewards.ledger import molecule_key
 from discrete_grpo.runs.checkpoint import CheckpointError
@@ -177,10 +177,7 @@ def scaffold_sites(
 
 def _check_rewards(policy: Any, rewards: Sequence[Any]) -> None:
     check_kind(rewards, "molecules")
-    if hasattr(policy, "tokenizer"):
-        from discrete_grpo.recipes.judge import check_rewards
-
-        check_rewards(policy, rewards)
+    check_judges(policy, rewards)
 
 
 # -- files
@@ -192,7 +189,7 @@ def _read(file: str, options: FileOptions) -> tuple[list[str | None], Mapping[st
     For a suite, all lines are returned as written and in order, as it repairs some and uses runs of consecutive ones.
     """
     from discrete_grpo.datasets.reading import NoMoleculesError, read_smiles, smiles_rows
-    from discrete_grpo.recipes.molecules import report_broken
+    from discrete_grpo.recipes.left_out import report_broken
 
     try:
         with path_named("file"):
@@ -217,7 +214,7 @@ def _compare(samples: Sequence[Any], columns: Mapping[str, Sequence[Any]], optio
 def _stored(file: str | Path, options: FileOptions, argument: str = "reference") -> Sequence[str]:
     """The molecules of a reference, or of the file of another argument; lines that are none are listed on standard error."""
     from discrete_grpo.datasets.reading import read_smiles
-    from discrete_grpo.recipes.molecules import report_broken
+    from discrete_grpo.recipes.left_out import report_broken
 
     if not isinstance(file, str | Path):
         raise ValueError(f"{argument}: a {type(file).__name__}, expected the name of a file of molecules")

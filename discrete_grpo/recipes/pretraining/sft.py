@@ -13,13 +13,13 @@ from discrete_grpo.core.option_names import known_options
 from discrete_grpo.datasets.text_files import MAX_BYTES
 from discrete_grpo.domains.graph6 import MAX_NODES
 from discrete_grpo.recipes.families import SamplerOptions, family_of
-from discrete_grpo.recipes.fitting import fit
-from discrete_grpo.recipes.held_out import held_out_loss, with_held_out
 from discrete_grpo.recipes.loading import load
+from discrete_grpo.recipes.pretraining.fitting import fit
+from discrete_grpo.recipes.pretraining.held_out import held_out_loss, with_held_out
+from discrete_grpo.recipes.pretraining.sft_data import Prepared, prepare
+from discrete_grpo.recipes.pretraining.sft_files import samples_of
+from discrete_grpo.recipes.pretraining.training_conditions import training_conditions
 from discrete_grpo.recipes.sample import sample_policy
-from discrete_grpo.recipes.sft_data import Prepared, prepare
-from discrete_grpo.recipes.sft_files import samples_of
-from discrete_grpo.recipes.training_conditions import training_conditions
 from discrete_grpo.training.config import PretrainConfig
 from discrete_grpo.training.lora import LoraOptions, add_lora
 
