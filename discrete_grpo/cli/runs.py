@@ -161,6 +161,8 @@ def _check_is_run(folder: Path) -> None:
     if any((folder / name).exists() for name in ("checkpoints", METRICS, LEDGER, OPTIMISED)):
         wanted = "expected one of a command; call it again with resume=True"
         raise UsageError(f"run: {folder} is of a run made from Python, {wanted}")
+    if (folder / CONFIG).is_file():
+        raise UsageError(f"run: {folder} is of a command that was stopped while it began; to go on, give the same command again")
     raise UsageError(f"run: {folder} is no run folder of a command such as 'discrete-grpo train'")
 
 

@@ -26,6 +26,7 @@ from discrete_grpo.rewards.ledger import Ledger
 from discrete_grpo.runs.checkpoint import Checkpoints
 from discrete_grpo.runs.console import print_notes
 from discrete_grpo.runs.failures import FailureLog
+from discrete_grpo.runs.files import explained
 from discrete_grpo.runs.folder import EVALUATION, EVALUATION_TABLES
 from discrete_grpo.runs.recorder import read_evaluation, write_json, write_table
 from discrete_grpo.runs.serialization import CheckpointError
@@ -76,7 +77,7 @@ class Memories:
             return
         self._first = [copy.deepcopy(reward.state_dict()) for reward in self._rewards]
         if file is not None and self._rewards:
-            with atomic_write(file) as out:
+            with explained(file, lambda: "the run has not begun"), atomic_write(file) as out:
                 torch.save(self._first, out)
         elif file is not None and not resume:
             file.unlink(missing_ok=True)  # the file of another run, whose results were removed

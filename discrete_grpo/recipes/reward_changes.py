@@ -27,6 +27,8 @@ def tell_changed_rewards(folder: Path, rewards: Sequence[Any], *, resume: bool) 
     if resume and ((folder / REWARDS).exists() or (folder / "checkpoints").exists()):
         told = "its code or its values have changed since the run began; scores so far are those of the old code"
         print_notes([f"reward {name}: {told}" for name in changed_rewards(folder, rewards)])
+        if (folder / REWARDS).is_file() and read_json(folder / REWARDS) is None:
+            print_notes([f"{folder / REWARDS} is damaged, so it is not known whether the rewards have changed since the run began"])
     else:
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / REWARDS, _identities(rewards))

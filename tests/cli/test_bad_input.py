@@ -315,6 +315,7 @@ def test_a_run_json_of_another_form_is_one_line(tmp_path: Path, capsys: pytest.C
     [
         ("metrics.jsonl", "is of a run made from Python, expected one of a command; call it again with resume=True"),
         ("benchmark.json", "is of a benchmark, expected one of a run; to go on, give the same command again"),
+        ("config.yaml", "is of a command that was stopped while it began; to go on, give the same command again"),
         ("notes.txt", "is no run folder of a command such as 'discrete-grpo train'"),
     ],
 )

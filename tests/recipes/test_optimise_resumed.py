@@ -233,6 +233,8 @@ def test_a_reward_that_was_edited_is_told_when_a_run_goes_on(tmp_path: Path, cap
         assert "its code" not in go(_named(8))
         assert "its code" not in go(_named(8, "x = 3\n"), resume=True)
         assert told in go(_named(4), resume=True)
+        (tmp_path / name / "rewards.json").write_text('{"score"')
+        assert "rewards.json is damaged, so it is not known whether the rewards have changed" in go(_named(4), resume=True)
         (tmp_path / name / "rewards.json").unlink()  # as in a run of an earlier version
         assert "its code" not in go(_named(4), resume=True)
 

@@ -7,7 +7,6 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from discrete_grpo.core.atomic import atomic_write
 from discrete_grpo.core.json_files import read_json
 from discrete_grpo.core.processes import is_first
 from discrete_grpo.datasets.values import file_of_values
@@ -22,6 +21,7 @@ from discrete_grpo.recipes.pretraining.spatial import PretrainSpatialRecipe
 from discrete_grpo.recipes.pretraining.text import PretrainTextRecipe
 from discrete_grpo.runs.console import print_notes
 from discrete_grpo.runs.folder import SETTINGS, check_free, check_unused
+from discrete_grpo.runs.recorder import write_bytes
 from discrete_grpo.training.distributed import ProcessGroup, accelerator
 
 __all__ = ["with_data", "with_kept_data"]
@@ -72,8 +72,7 @@ def _write(file: Path, content: bytes, resume: bool) -> None:
         check_unused(file.parent)
         check_free(file, content)
     file.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_write(file) as out:
-        out.write(content)
+    write_bytes(file, content)
 
 
 def _kind_of(recipe: Any) -> str:
