@@ -23,7 +23,7 @@ from discrete_grpo.recipes.evaluate import evaluate_file
 from discrete_grpo.recipes.loading import load_policy
 from discrete_grpo.recipes.sample import sample_file, sample_lines, sample_policy
 from discrete_grpo.rewards.molecules import validity
-from tests.recipes.sft_cases import SCALES, texts
+from tests.recipes.pretraining.sft_cases import SCALES, texts
 
 
 @pytest.mark.parametrize(

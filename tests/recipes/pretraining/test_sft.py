@@ -24,7 +24,7 @@ from discrete_grpo.recipes.pretraining.spatial import SpatialOptions, spatial_po
 from discrete_grpo.runs.checkpoint import Checkpoints, load_metadata, save
 from discrete_grpo.runs.recorder import read_evaluation, read_metrics, read_samples
 from discrete_grpo.training.lora import LoraOptions
-from tests.recipes.sft_cases import (
+from tests.recipes.pretraining.sft_cases import (
     CYCLES,
     FAMILIES,
     MOLECULES,

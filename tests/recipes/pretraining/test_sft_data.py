@@ -22,7 +22,7 @@ from discrete_grpo.recipes.pretraining.graphs import own_graph_policy
 from discrete_grpo.recipes.pretraining.sft import held_out_loss
 from discrete_grpo.recipes.pretraining.sft_files import samples_of
 from discrete_grpo.runs.checkpoint import load_metadata, save
-from tests.recipes.sft_cases import (
+from tests.recipes.pretraining.sft_cases import (
     FAMILIES,
     MOLECULES,
     RINGS,

@@ -295,7 +295,7 @@ def test_metrics_of_nothing_are_zero_or_unknown() -> None:
 
 
 def test_the_bundled_pair_is_small_and_says_where_it_is_from() -> None:
-    root = Path(__file__).parents[2] / "discrete_grpo" / "bundled"
+    root = Path(__file__).parents[3] / "discrete_grpo" / "bundled"
     for name, limit in (("fill-in", 2_000_000), ("fill-in-judge", 1_000_000)):
         assert sum(p.stat().st_size for p in (root / name).iterdir()) < limit
         found = load_metadata(root / name)

@@ -22,7 +22,7 @@ from discrete_grpo.recipes.pretraining.measured import measured_columns
 from discrete_grpo.recipes.pretraining.smiles import PretrainSmilesRecipe
 from discrete_grpo.rewards.molecules import qed
 from discrete_grpo.runs.checkpoint import load_metadata
-from tests.recipes.sft_cases import made, written
+from tests.recipes.pretraining.sft_cases import made, written
 
 ROWS = ("CCO,1.5,0.1", "CN,,0.2", "no molecule,3,0.3", "CCCCCCCC,4,0.4", "CC,NaN,0.5", "CO,-2e0,0.6", "CCN,2.5,0.7")
 """The molecule of the fourth line is too large, the third is none, and two have no solubility."""

@@ -24,8 +24,8 @@ from discrete_grpo.recipes.pretraining.training_conditions import training_condi
 from discrete_grpo.runs.checkpoint import save
 from discrete_grpo.runs.recorder import read_evaluation, read_metrics
 from tests.molgpt_reference import random_state
-from tests.recipes.sft_cases import loop, made, texts, written
-from tests.recipes.test_measured import graph_recipe, smiles_recipe, table
+from tests.recipes.pretraining.sft_cases import loop, made, texts, written
+from tests.recipes.pretraining.test_measured import graph_recipe, smiles_recipe, table
 
 ROWS = ("CC1CC1,1.5", "CN,", "CO,-2e0", "OC1CC1,2.5", "CCN,0.5", "CC=O,1", "CCC,3")
 HEADER = "smiles,solubility"

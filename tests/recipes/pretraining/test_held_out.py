@@ -39,7 +39,7 @@ from discrete_grpo.runs.checkpoint import load_metadata
 from discrete_grpo.runs.recorder import read_evaluation, read_metrics
 from discrete_grpo.training.data_on_device import MemoryDataset
 from tests.policies.test_tokens import token_policy
-from tests.recipes.sft_cases import weights, written
+from tests.recipes.pretraining.sft_cases import weights, written
 
 SIZES = NetworkSizes(layers=1, heads=2, width=8, edge_width=4, global_width=4, walk_length=2)
 LOOP = PretrainConfig(max_steps=4, batch_size=8, warmup_steps=0, save_steps=2, learning_rate=1e-2, ema_decay=0.5)
