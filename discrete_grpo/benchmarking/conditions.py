@@ -171,7 +171,7 @@ def _refuse_changes(label: str, folder: Path, before: Mapping[str, Any], now: Ma
 
 
 def _completed(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
-    """The conditions of a row, with those of now in place of what it lacks or does not compare."""
+    """The conditions of a row; the current ones fill in those that older rows lack, and files that are not compared."""
     found = {name: now[name] for name in ADDED_LATER if name in now} | dict(before)
     if FILES in now:
         found[FILES] = {**found[FILES], **{name: now[FILES].get(name) for name in unwatched(found)}}

@@ -99,7 +99,7 @@ def by_name(job: Job) -> Job:
 
 
 def with_task(job: Job) -> Job:
-    """A job that came from another process, with its task."""
+    """Replace the name of a task, as sent by :func:`by_name`, by the task itself."""
     return job if not isinstance(job.task, str) else replace(job, task=SUITES[job.suite].tasks()[job.task])
 
 
@@ -194,7 +194,7 @@ def _policy(job: Job) -> Any:
 
 @contextlib.contextmanager
 def _ledger(job: Job) -> Iterator[Ledger]:
-    """The ledger of a job; its file is there while the job runs, and ``calls.csv.gz`` holds the same afterwards."""
+    """Open the ledger of a job in its folder; a finished job has its calls in ``calls.csv.gz`` instead."""
     from discrete_grpo.rewards.ledger import open_ledger
 
     key = sample_key(job.task.kind)

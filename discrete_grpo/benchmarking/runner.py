@@ -165,7 +165,7 @@ def _run(plan: Plan, request: Request) -> None:
 
 
 class _Progress:
-    """One line per finished job, and the results so far."""
+    """Prints one line per finished job, and writes the results so far at most once a minute."""
 
     def __init__(self, plan: Plan, done: int) -> None:
         self.plan, self.count, self.written = plan, done, time.monotonic()

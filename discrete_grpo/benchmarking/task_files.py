@@ -15,7 +15,7 @@ FILES = "task_files"
 
 
 def files_of(task: Task) -> dict[str, str | None]:
-    """As :func:`~discrete_grpo.rewards.named_files.named_files`."""
+    """Digests of the files that a task names, see :func:`~discrete_grpo.rewards.named_files.named_files`."""
     from discrete_grpo.rewards.named_files import named_files
 
     return named_files(task)

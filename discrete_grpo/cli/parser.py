@@ -101,7 +101,7 @@ def settings_text(command: str, arguments: Sequence[str]) -> str:
 
 
 class _Resolved(NamedTuple):
-    """A recipe and the values of its fields, the specification of its reward, the settings as YAML, and whether these are all."""
+    """A recipe, its field values, the specification of its reward, the settings as YAML, and whether only to print these."""
 
     recipe: Any
     values: dict[str, Any]

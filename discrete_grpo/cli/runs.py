@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 def _importing(read: Callable[[], T]) -> T:
-    """Call ``read``, again with the working folder among the places of modules where one is missing, such as that of a reward."""
+    """Call ``read``; if a module is missing, such as that of a reward, append the working folder to ``sys.path`` and call again."""
     try:
         return read()
     except UsageError as error:

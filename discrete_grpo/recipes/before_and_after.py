@@ -57,7 +57,7 @@ class EvaluatedRun(Protocol):
 
 
 class Memories:
-    """The memories of rewards at the beginning of the run, which every evaluation uses.
+    """The states of stateful rewards at the beginning of a run, to which every evaluation resets the rewards.
 
     The scores of rewards such as a diversity filter depend on their memory. If the memory included the training between both
     evaluations, their numbers would not be comparable; and training must not remember the samples of an evaluation.

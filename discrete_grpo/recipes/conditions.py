@@ -220,7 +220,7 @@ def _check_names(policy: Any, condition: Columns) -> None:
 def prepare_and_tell(
     loaded: LoadedPolicy, given: Sequence[Columns] | None, scaffold: str | None, *, argument: str = "columns"
 ) -> list[Columns] | None:
-    """As :func:`prepare_columns`, with errors that name ``argument``; which conditions only rewards read is printed."""
+    """Do :func:`prepare_columns` with errors that name ``argument``, and print the conditions that only rewards read."""
     with told_as(argument, "columns"):
         found = prepare_columns(loaded, given, scaffold)
     tell_unread(loaded.policy, found, scaffolds=loaded.family.scaffolds(loaded.policy), argument=argument)
@@ -230,7 +230,7 @@ def prepare_and_tell(
 def kept_columns(
     given: str | Sequence[Columns] | None, kept: Path, *, resume: bool, argument: str = "columns"
 ) -> list[Columns] | None:
-    """The conditions of a run; those of a file are copied to ``kept``, where a resumed run reads them."""
+    """Read the conditions of a run; those of a file are copied to the file ``kept``, which a resumed run reads instead."""
     with told_as(argument, "columns"):
         return _kept_columns(given, kept, resume)
 

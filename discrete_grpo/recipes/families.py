@@ -1,6 +1,6 @@
 """The kinds of samples that commands support, one value per kind: how samples are measured, keyed, shown, written and read.
 
-The modules of a kind are imported when one of its policies or files is used, and not before.
+The modules of a kind are imported when the kind is used, or when the kind of a file has to be recognised, and not before.
 """
 
 from __future__ import annotations

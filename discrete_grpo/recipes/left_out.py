@@ -22,7 +22,7 @@ def report_broken(
     *,
     count: int | None = None,  # of all, where ``broken`` holds the first of them
 ) -> None:
-    """Count and list on standard error the lines of a file, or other units, that are not a molecule, or not of ``kind``."""
+    """Print on standard error how many lines (or other units) of a file are no ``kind``, and the first ``shown`` of them."""
     if not broken or not is_first():
         return
     bad = len(broken) if count is None else count

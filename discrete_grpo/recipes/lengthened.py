@@ -19,7 +19,7 @@ __all__ = ["check_length"]
 
 
 def check_length(folder: Path, group: str, config: GRPOConfig | PretrainConfig, changed: Mapping[str, Any]) -> None:
-    """Print how another number of updates changes the learning rate of a resumed run.
+    """Check the number of updates of a resumed run, and print how a changed number changes the learning rate.
 
     Args:
         folder: the run folder.

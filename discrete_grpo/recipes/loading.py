@@ -37,7 +37,7 @@ TRUNCATION = ("temperature", "top_k", "top_p")
 
 @dataclass(frozen=True)
 class LoadedPolicy:
-    """A policy and what commands need to use it.
+    """A loaded policy with the kind of its samples and the metadata of its checkpoint.
 
     Attributes:
         policy: the policy, which decodes its samples for rewards; in eval mode.
@@ -148,7 +148,7 @@ def policy_object(policy: Any, options: SamplerOptions | None = None) -> LoadedP
 
 
 def _as_described(policy: Any, told: Mapping[str, Any], options: SamplerOptions) -> LoadedPolicy | None:
-    """A policy with the decoder that its description names; None if it has another decoder by now."""
+    """Set sampler and decoder of a policy by its description; return None if the policy already has a different decoder."""
     family, changed = family_of(told, policy), with_sampler(policy, options)
     own = getattr(innermost(changed), "decode", None)
     family.decode(changed, told)
@@ -159,7 +159,7 @@ def _as_described(policy: Any, told: Mapping[str, Any], options: SamplerOptions)
 
 
 def _function(decode: Any) -> Any:
-    """The function behind a decoder with arguments."""
+    """The function that a ``functools.partial`` calls; any other decoder is returned unchanged."""
     return getattr(decode, "func", decode)
 
 
@@ -284,7 +284,7 @@ def _other_kernel(old: Any, kernel: Any, eta: float | None, omega: float | None)
 
 
 def initial_policy(run: Path, policy: str, *, begun: bool) -> Path | None:
-    """Find the initial policy that a run of ``optimise`` keeps; None if it has none, which a line says of a run that has begun.
+    """Find the initial policy that a run of ``optimise`` keeps; None if it is missing, which is printed for a run that has begun.
 
     Args:
         run: the run folder.

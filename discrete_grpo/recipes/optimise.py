@@ -220,7 +220,7 @@ def run_optimise(recipe: OptimiseRecipe, *, resume: bool = False, policy: nn.Mod
 def _loaded(
     recipe: OptimiseRecipe, policy: nn.Module | None, kept: Path | None
 ) -> tuple[LoadedPolicy, MemoryMethod, dict[str, Any]]:
-    """Load the initial policy in the form that draws and learns, or ``kept``, the run's copy, with its method and the settings.
+    """Load the initial policy, ready to draw and learn, its method and all settings; ``kept`` is the copy in the run folder.
 
     Raises:
         ValueError: if it does not draw molecules, or has no such settings.

@@ -22,7 +22,7 @@ WORTH_TELLING = 5.0
 
 @contextmanager
 def in_workers(rewards: Sequence[Reward], workers: int) -> Iterator[list[Reward]]:
-    """The rewards, each in ``workers`` processes until the block ends; 0 leaves all of them in this one.
+    """Yield the rewards, each scored by ``workers`` worker processes until the block ends; with 0, all are scored in this one.
 
     A reward that runs in other processes already is kept. So is one whose scores depend on other samples of the same or earlier
     calls, since each process receives only a part of them; a line names it.

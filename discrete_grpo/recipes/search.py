@@ -94,7 +94,7 @@ def run_search(recipe: SearchRecipe, *, resume: bool = False) -> SearchResult:
 
 
 def _search(recipe: SearchRecipe, resume: bool) -> SearchResult:
-    """:func:`run_search` in a folder of its own."""
+    """Do the work of :func:`run_search`, inside the lock of the run folder."""
     folder = Path(recipe.output_dir)
     check_one_process("search")
     if not resume:

@@ -250,7 +250,7 @@ def _run(
     resume: bool,
     functions: Mapping[str, Any],
 ) -> Results:
-    """:func:`run_train` with its policy, and with the rewards where they are scored; ``given`` are those of the recipe."""
+    """Do the work of :func:`run_train`; ``recipe`` has the rewards as the run calls them, ``given`` are those of the user."""
     family, folder = loaded.family, Path(recipe.output_dir)
     resumed = resume and bool(Checkpoints(folder).all())
     scored = _scores_given(recipe, loaded, resume, resumed)
@@ -297,7 +297,7 @@ def _kept(folder: Path, recipe: TrainRecipe) -> tuple[str, ...]:
 
 
 def _check_folder(folder: Path, resume: bool) -> None:
-    """Check that a folder is new, or holds a checkpoint to go on from: one is written before the first samples are drawn."""
+    """Check that the folder of a new run is unused, and that a resumed run which has drawn samples still has a checkpoint."""
     if not resume:
         check_unused(folder)
     elif (folder / SAMPLES).exists() and not Checkpoints(folder).all():
@@ -351,7 +351,7 @@ def _in_first(processes: ProcessGroup, ledger: Ledger, work: Callable[[], Result
 
 
 def _scores_given(recipe: TrainRecipe, loaded: LoadedPolicy, resume: bool, resumed: bool) -> ScoredSamples | None:
-    """The samples of the off-line updates; None without any, or where a checkpoint of on-line training says that they are made."""
+    """The samples of the off-line updates; None without ``data``, or if on-line training has a checkpoint, so they are done."""
     if recipe.data is None or resumed:
         return None
     return scored_samples(recipe, loaded.policy, loaded.family.key, Path(recipe.output_dir), resume=resume)

@@ -70,7 +70,7 @@ def graph_memory(task: Any, policy: Any, ledger: Any, seed: int, **settings: Any
 
 
 def graph_memory_blindfold(task: Any, policy: Any, ledger: Any, seed: int, **settings: Any) -> None:
-    """The same on random scores."""
+    """Run :func:`graph_memory` on random scores, while the ledger counts and keeps the real ones."""
     graph_memory(task, policy, Blindfold(ledger, seed), seed, **{**settings, "goal": None})
 
 

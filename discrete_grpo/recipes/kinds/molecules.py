@@ -110,7 +110,7 @@ def _decode(policy: Any, metadata: Columns) -> None:
 
 
 def _decode_fields(policy: Any, metadata: Columns) -> None:
-    """The same for a policy with the charges as a field."""
+    """Make a policy with the charges as a field decode to canonical SMILES."""
     from discrete_grpo.datasets.molecule_fields import MoleculeFieldStatistics
 
     fields = _read_statistics(metadata, MoleculeFieldStatistics.from_json).fields
@@ -247,7 +247,7 @@ def _measure(samples: Sequence[Any], options: FileOptions, settings: SuiteOption
 
 
 def _tell_stereo(samples: Sequence[Any], known: Sequence[str], argument: str) -> None:
-    """Print one line where training molecules have stereo and no sample has any, as those of a graph policy."""
+    """Print a note if known molecules have stereo and no valid sample has any, such as samples of a graph policy."""
     from discrete_grpo.metrics.molecule_suite import canonical_valid
 
     if any(_has_stereo(canonical_valid([sample])[0] or "") for sample in samples if sample and _has_stereo(sample)):

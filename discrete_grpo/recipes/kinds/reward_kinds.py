@@ -41,7 +41,7 @@ def kind_of(reward: Any) -> str | None:
 
 
 def check_kind(rewards: Sequence[Any], kind: str, *also: str) -> None:
-    """Check that no reward is of this package and for samples of another kind.
+    """Check that no reward of this package is for samples of another kind.
 
     Args:
         rewards: the rewards.

@@ -1,4 +1,4 @@
-"""Policies of images of digits, which are sequences of codes: pretraining, sampling and evaluation."""
+"""Policies that draw images of digits as sequences of codes, and their pretraining."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ def _token_data(data: DigitImages, autoencoder: VQAutoencoder, tokenizer: Tokeni
     return token_dataset(texts, tokenizer, prompts=[str(c) for c in data.labels.tolist()])
 
 
-# -- sampling and evaluation
+# -- conditions
 
 
 def image_columns(labels: Sequence[Any] = range(NUM_CLASSES)) -> list[Mapping[str, Any]]:

@@ -118,7 +118,7 @@ def _fit(
     before: bool,
     resume: bool,
 ) -> Path:
-    """:func:`fit` in a folder of its own."""
+    """Do the work of :func:`fit`, inside the lock of the run folder."""
     if is_first() and not resume:
         check_unused(folder)
         for name, text in files.items():

@@ -76,7 +76,7 @@ def _write(file: Path, content: bytes, resume: bool) -> None:
 
 
 def _kind_of(recipe: Any) -> str:
-    """The kind of samples that a recipe reads; the name of the recipe if that kind has no files."""
+    """The kind of samples that a recipe reads; the name of its class if it reads none."""
     if isinstance(recipe, SFTRecipe):
         return load(recipe.policy).family.name
     return next((kind for type_, kind in _KINDS if isinstance(recipe, type_)), type(recipe).__name__)

@@ -149,7 +149,7 @@ def graph_sequence_policy(
 
 
 def _graphs(recipe: PretrainGraphSequencesRecipe) -> tuple[GraphSplits, Labels | None, dict[str, Any]]:
-    """The splits of the data, the names of its classes where it has any, and what it takes to read a file again."""
+    """The splits of the data, the names of its classes (None without any), and the metadata needed to read a file again."""
     attributes: dict[str, Any] = {"node_attribute": recipe.node_attribute, "edge_attribute": recipe.edge_attribute}
     limits: dict[str, Any] = {"max_nodes": recipe.max_nodes, "max_bytes": recipe.max_bytes}
     if not (recipe.data.endswith(".npz") or is_own(recipe.data)):

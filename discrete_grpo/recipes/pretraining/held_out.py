@@ -116,7 +116,7 @@ def with_held_out(measure: Measure | None, held_out: Dataset | None, batch_size:
 
 @dataclass(frozen=True)
 class _AllPasses:
-    """The share of a pass in a data set that is computed in passes: means are over the sites of all passes so far.
+    """The argument ``share`` of a loss that is computed in several passes: means are over the sites of all passes so far.
 
     Attributes:
         so_far: sum over sites and number of sites, one of each per term of the loss.
@@ -143,7 +143,7 @@ def held_out_loss(policy: Any, data: Dataset, batch_size: int, *, draws: int = 1
     """The policy's ``likelihood_loss`` of samples that it was not trained on.
 
     It is that of one batch of all samples: its terms are means over the tokens, nodes or pairs of all of them, however many passes
-    they take. Of a policy whose ``likelihood_loss`` has no argument ``share`` it is the mean of the passes, each weighed by its
+    they take. If ``likelihood_loss`` has no argument ``share``, it is the mean of the losses of the passes, each weighted by its
     number of samples.
 
     Args:

@@ -60,7 +60,7 @@ def _source(recipe: _Recipe) -> tuple[Path, dict[str, Any]]:
 
 
 def measured_columns(recipe: _Recipe) -> tuple[str, ...]:
-    """Return the names in ``recipe.properties`` that are columns of ``recipe.data``; a line names those that are descriptors too.
+    """Return the names in ``recipe.properties`` that are columns of ``recipe.data``; those that are descriptors too are printed.
 
     Raises:
         FileNotFoundError: if there is no such file.

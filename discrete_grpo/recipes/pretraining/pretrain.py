@@ -277,7 +277,7 @@ def pretrain(
 
 
 def _pretrain(recipe: AnyRecipe, data: Iterable[Any] | None, network: nn.Module | None, resume: bool) -> Path:
-    """:func:`pretrain` in a folder of its own."""
+    """Do the work of :func:`pretrain`, inside the lock of the run folder."""
     from discrete_grpo.recipes.pretraining import digits, given_data, graph_sequences, graphs, judge, sft, smiles, spatial, text
 
     if resume and data is None:

@@ -71,7 +71,7 @@ def samples_of(recipe: SFTRecipe, loaded: LoadedPolicy) -> Samples:
 def _split(
     recipe: SFTRecipe, loaded: LoadedPolicy, found: Sequence[Any], measured: Mapping[str, Sequence[float]] | None = None
 ) -> Samples:
-    """The same held-out samples in every run; copies of a sample, and other spellings of a molecule, stay together.
+    """Split off held-out samples, the same in every run; copies of a sample, and other spellings of a molecule, stay together.
 
     Where all are copies of one sample none is held out.
     """

@@ -145,7 +145,7 @@ def smiles_policy(
 
 
 class _Data(NamedTuple):
-    """Training data, what the policy must know of it, its name, the conditions that are columns of it and a name of each row."""
+    """Training data with its tokenizer, properties, largest number of tokens, name, measured columns and one name per row."""
 
     data: Dataset
     tokenizer: Tokenizer

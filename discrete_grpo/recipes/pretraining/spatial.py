@@ -214,7 +214,7 @@ def run_pretrain_spatial(recipe: PretrainSpatialRecipe, *, resume: bool = False)
 
 
 def split_molecules(recipe: PretrainSpatialRecipe) -> tuple[list[SpatialMolecule], list[SpatialMolecule], str]:
-    """Held-out molecules of ``recipe.data``, those that are trained on, at least one each, and the name of the set.
+    """Split ``recipe.data``; return the held-out molecules, the training molecules, at least one each, and the name of the set.
 
     Conformers and copies of a held-out molecule, by its SMILES without stereo, are not trained on; the first of them is held out.
     They are split like others if the data has one molecule alone.
@@ -236,7 +236,7 @@ def split_molecules(recipe: PretrainSpatialRecipe) -> tuple[list[SpatialMolecule
 
 
 def _molecules(recipe: PretrainSpatialRecipe) -> SpatialDataset:
-    """The molecules of ``recipe.data``, at most ``max_molecules``; what is left out is told on standard error."""
+    """The molecules of ``recipe.data``, at most ``max_molecules``; broken ones are listed on standard error."""
     if recipe.cache_dir is not None:
         check_cache_dir(recipe.cache_dir)
     if suffix_of(Path(recipe.data)) in (".sdf", ".xyz"):
