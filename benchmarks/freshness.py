@@ -34,7 +34,7 @@ RECIPES = {  # module in discrete_grpo/recipes: where it lies now
 } | {
     name: f"{folder}.{name}"
     for folder, names in {
-        "kinds": "graph_objects graph_sources reward_kinds",
+        "kinds": "graph_objects graph_sources",
         "pretraining": "diffusion digits digraphs field_options fitting given_data graph_sequences graphs held_out judge measured"
         " molecule_fields molecules preprocess pretrain sft sft_data sft_files smiles spatial text training_conditions",
     }.items()

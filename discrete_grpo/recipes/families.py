@@ -34,7 +34,6 @@ __all__ = [
     "family_of",
     "innermost",
     "run_family",
-    "seen_by",
 ]
 
 Columns = Mapping[str, Any]
@@ -265,19 +264,6 @@ def check_view(view: str) -> None:
     """Raise ``ValueError`` unless ``rewards_see`` names a form that rewards of some kind of samples can see."""
     if view not in get_args(View):
         raise ValueError(f"rewards_see: {view!r}, expected text, networkx, pyg or smiles")
-
-
-def seen_by(rewards: Sequence[Any], family: Family, view: View) -> list[Any]:
-    """Wrap the rewards so that each receives samples in the form that it expects.
-
-    Raises:
-        ValueError: if samples of the kind do not have that form.
-    """
-    if view == "text":
-        return list(rewards)
-    if family.reward_view is None:
-        raise ValueError(f"rewards_see: {view!r}, expected 'text' with samples of the kind {family.name}")
-    return [family.reward_view(reward, view) for reward in rewards]
 
 
 def family_of(metadata: Columns, policy: Any = None) -> Family:

@@ -18,13 +18,13 @@ from discrete_grpo.core.rollout import Reward
 from discrete_grpo.policies.options import Likelihood, NodeCount, graph_part, with_options, without_likelihood
 from discrete_grpo.recipes.before_and_after import Evaluations, Memories, Results
 from discrete_grpo.recipes.conditions import check_read, column_names, kept_columns, prepare_and_tell, read_columns
-from discrete_grpo.recipes.families import Columns, View, check_view, seen_by
-from discrete_grpo.recipes.kinds.reward_kinds import check_kind
+from discrete_grpo.recipes.families import Columns, View, check_view
 from discrete_grpo.recipes.lengthened import check_length
 from discrete_grpo.recipes.loading import LoadedPolicy, class_name, load, policy_object
 from discrete_grpo.recipes.new_run import withdrawn_on_failure
 from discrete_grpo.recipes.offline import KEPT, OfflineOptions, offline_trainer, scored_samples
 from discrete_grpo.recipes.reward_changes import tell_changed_rewards
+from discrete_grpo.recipes.reward_kinds import seen_by
 from discrete_grpo.recipes.reward_workers import in_workers
 from discrete_grpo.rewards.ledger import Ledger, open_ledger, reserved
 from discrete_grpo.runs.checkpoint import CheckpointError, Checkpoints, save, withdraw_export
@@ -230,13 +230,8 @@ def run_train(
         changed = tell_changed_settings(folder, recipe.settings | told, resume=resume, fixed=("policy", *kept))
         check_length(folder, "grpo", recipe.grpo, changed)
     given = recipe.rewards
-    if recipe.rewards_see == "smiles":
-        check_kind(given, "molecules")
-    elif recipe.rewards_see != "text":
-        loaded.family.check_rewards(loaded.policy, given)
-    recipe = replace(recipe, reward=seen_by(given, loaded.family, recipe.rewards_see))
-    family, metadata = loaded.family, {**loaded.metadata, "policy": recipe.policy, "rewards": reward_names(recipe.rewards)}
-    family.check_rewards(loaded.policy, recipe.rewards)
+    recipe = replace(recipe, reward=seen_by(given, loaded.policy, loaded.family, recipe.rewards_see))
+    metadata = {**loaded.metadata, "policy": recipe.policy, "rewards": reward_names(recipe.rewards)}
     with in_workers(recipe.rewards, recipe.reward_workers) as rewards:
         return _run(replace(recipe, reward=rewards), loaded, given, processes, metadata, resume, functions)
 

@@ -27,6 +27,7 @@ from discrete_grpo.recipes.pretraining.digits import PretrainDigitsRecipe, run_p
 from discrete_grpo.recipes.pretraining.smiles import smiles_policy
 from discrete_grpo.recipes.pretraining.spatial import split_molecules
 from discrete_grpo.recipes.pretraining.text import PretrainTextRecipe, split_lines
+from discrete_grpo.recipes.search import SearchRecipe, run_search
 from discrete_grpo.rewards.digraphs import dag_valid
 from discrete_grpo.rewards.molecules import qed
 from discrete_grpo.rewards.spatial import atom_stability
@@ -94,6 +95,8 @@ def test_rewards_for_another_kind_are_refused_in_every_view(tmp_path: Path) -> N
         dg.train("planar-16", dag_valid, rewards_see="networkx", output_dir=tmp_path / "a")
     with pytest.raises(ValueError, match="reward: atom_stability is for molecules in space"):
         dg.train("qm9-3d", atom_stability, rewards_see="smiles", output_dir=tmp_path / "b")
+    with pytest.raises(ValueError, match="reward: dag_valid is for directed graphs"):
+        run_search(SearchRecipe(policy="planar-16", reward=dag_valid, rewards_see="networkx", output_dir=str(tmp_path / "c")))
 
 
 def test_a_data_set_of_pyg_is_a_list_and_one_graph_is_not() -> None:

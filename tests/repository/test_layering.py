@@ -201,7 +201,7 @@ def test_the_check_sees_a_wrong_import(name: str, text: str, said: str) -> None:
     assert any(said in line for line in violations(name, text)), violations(name, text)
 
 
-FOLDERS = {"kinds": ("families", "left_out"), "pretraining": None}
+FOLDERS = {"kinds": ("families", "left_out", "reward_kinds"), "pretraining": None}
 """Folder in ``recipes``: which modules of the room, besides its own, its modules may import; None for all."""
 
 

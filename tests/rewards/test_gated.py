@@ -11,7 +11,7 @@ import pytest
 
 from discrete_grpo.cli import main
 from discrete_grpo.core.scoring import RewardError
-from discrete_grpo.recipes.kinds.reward_kinds import kind_of
+from discrete_grpo.recipes.reward_kinds import kind_of
 from discrete_grpo.rewards.combine import Gated
 from discrete_grpo.rewards.diversity import DiversityFilter
 from discrete_grpo.rewards.identity import reward_identity

@@ -24,7 +24,7 @@ from discrete_grpo.recipes.families import Columns, Family, FileOptions, innermo
 from discrete_grpo.recipes.kinds.graph_objects import lines_of
 from discrete_grpo.recipes.kinds.graph_sources import changed_source, tell_no_reference
 from discrete_grpo.recipes.kinds.graphs import LINES, labels_of, own_options, view_of, writers_of
-from discrete_grpo.recipes.kinds.reward_kinds import check_kind
+from discrete_grpo.recipes.reward_kinds import check_kind
 from discrete_grpo.runs.report.graphs import render_graph
 from discrete_grpo.runs.serialization import CheckpointError
 

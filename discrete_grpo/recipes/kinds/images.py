@@ -13,7 +13,7 @@ from discrete_grpo.datasets.text_files import text_lines
 from discrete_grpo.domains.images import Image, contact_sheet, png
 from discrete_grpo.metrics import images as metrics
 from discrete_grpo.recipes.families import Family, FileOptions
-from discrete_grpo.recipes.kinds.reward_kinds import check_kind
+from discrete_grpo.recipes.reward_kinds import check_kind
 from discrete_grpo.rewards.images import ink
 from discrete_grpo.runs.recorder import write_bytes
 

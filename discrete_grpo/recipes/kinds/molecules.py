@@ -16,7 +16,7 @@ from discrete_grpo.metrics import molecules as metrics
 from discrete_grpo.metrics.suite import SuiteOptions, SuiteResult
 from discrete_grpo.policies.conditions import FixedSites
 from discrete_grpo.recipes.families import Columns, Family, FileOptions, innermost
-from discrete_grpo.recipes.kinds.reward_kinds import check_judges, check_kind
+from discrete_grpo.recipes.reward_kinds import check_judges, check_kind
 from discrete_grpo.rewards.diversity import diversity_metrics
 from discrete_grpo.rewards.ledger import molecule_key
 from discrete_grpo.runs.checkpoint import CheckpointError

@@ -21,7 +21,7 @@ from discrete_grpo.domains.spatial_molecules import SpatialMolecule, as_spatial,
 from discrete_grpo.metrics import spatial as metrics
 from discrete_grpo.metrics.suite import SuiteOptions, SuiteResult
 from discrete_grpo.recipes.families import Columns, Family, FileOptions, innermost
-from discrete_grpo.recipes.kinds.reward_kinds import check_kind
+from discrete_grpo.recipes.reward_kinds import check_kind
 from discrete_grpo.rewards.diversity import diversity_metrics
 from discrete_grpo.rewards.spatial import OfSmiles, atom_stability
 from discrete_grpo.runs.checkpoint import CheckpointError

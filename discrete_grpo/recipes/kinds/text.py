@@ -11,7 +11,7 @@ from discrete_grpo.core.csv_cells import cells_of_any_length
 from discrete_grpo.datasets.text_files import suffix_of, text_lines
 from discrete_grpo.metrics import text as metrics
 from discrete_grpo.recipes.families import Family, FileOptions
-from discrete_grpo.recipes.kinds.reward_kinds import check_judges, check_kind
+from discrete_grpo.recipes.reward_kinds import check_judges, check_kind
 
 __all__ = ["OTHER", "TEXT"]
 

@@ -5,16 +5,14 @@ Samples are lines that begin with ``&``, with the names of the classes of nodes 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from discrete_grpo.core.description import attach_metadata
-from discrete_grpo.core.seeding import seeded
 from discrete_grpo.datasets.own_digraphs import OwnDigraphs
 from discrete_grpo.datasets.own_graphs import labelled_splits
 from discrete_grpo.diffusion import choices
@@ -22,14 +20,12 @@ from discrete_grpo.diffusion.schedules import DistortedSchedule, Schedule
 from discrete_grpo.domains.digraph_validity import DigraphShape
 from discrete_grpo.domains.named_digraphs import EDGE, NODE, batch_to_lines, lines_to_batch
 from discrete_grpo.metrics.digraphs import DigraphReference, digraph_shape, evaluate
-from discrete_grpo.metrics.graph_classes import class_shares
-from discrete_grpo.models.equivariant import EquivariantConfig, EquivariantTransformer
 from discrete_grpo.models.graph_transformer import NetworkSizes
 from discrete_grpo.policies.fields import Field, FieldPolicy
-from discrete_grpo.recipes.kinds.graph_sources import source_facts
 from discrete_grpo.recipes.pretraining.diffusion import DiffusionOptions
-from discrete_grpo.recipes.pretraining.field_options import check_plain, equivariant_sizes
-from discrete_grpo.recipes.pretraining.fitting import fit, fresh_metrics
+from discrete_grpo.recipes.pretraining.field_options import check_plain, equivariant_network, equivariant_sizes
+from discrete_grpo.recipes.pretraining.fitting import fit
+from discrete_grpo.recipes.pretraining.graph_recipes import check_has_pairs, fresh_graph_metrics, graph_metadata, reading_options
 from discrete_grpo.recipes.pretraining.held_out import NOISY_DRAWS, of_drawn_sizes, with_held_out
 
 if TYPE_CHECKING:
@@ -60,25 +56,14 @@ def digraph_policy(
     """
     options, sizes = options or DiffusionOptions(), equivariant_sizes(network or NetworkSizes(), KIND)
     _check_options(options)
-    if options.noise == "marginal" and not data.arcs.numel():
-        raise ValueError("data: no graph to train on has two nodes, expected at least one that has, or noise uniform or absorbing")
+    check_has_pairs(options.noise, data.arcs)
     labels, schedule = data.labels, _schedule(options)
     found = ((data.nodes, len(labels.nodes)), (data.arcs, 2 if labels.plain else len(labels.edges)))
     counts = [torch.bincount(classes.long(), minlength=c).double() for classes, c in found]
     kernels = [options.make_kernel((c / c.sum().clamp_min(1)).tolist(), schedule) for c in counts]
     node, edge = Field(NODE, kernels[0]), Field(EDGE, kernels[1], WEIGHT, directed=True)
-    config = EquivariantConfig(
-        node_fields={NODE: node.kernel.noise.num_states},
-        edge_fields={EDGE: edge.kernel.noise.num_states},
-        node_classes={NODE: node.kernel.noise.num_clean},
-        edge_classes={EDGE: edge.kernel.noise.num_clean},
-        directed=(EDGE,),
-        **vars(sizes),
-    )
-    with seeded(seed):
-        built = EquivariantTransformer(config)
     policy = FieldPolicy(
-        built,
+        equivariant_network([node], [edge], sizes, seed=seed),
         [node],
         [edge],
         (torch.bincount(data.sizes).double() / len(data)).tolist(),
@@ -110,7 +95,6 @@ def run_pretrain_digraphs(
     own: OwnDigraphs,
     recipe: PretrainGraphsRecipe,
     *,
-    about: Mapping[str, Any],
     network: nn.Module | None = None,
     resume: bool = False,
 ) -> Path:
@@ -122,7 +106,6 @@ def run_pretrain_digraphs(
     Args:
         own: the graphs of ``recipe.data``.
         recipe: the settings.
-        about: metadata needed to read the data again, stored with the checkpoint.
         network: None, since custom networks are supported for undirected graphs only.
         resume: whether to continue a stopped run.
 
@@ -137,14 +120,9 @@ def run_pretrain_digraphs(
     policy = digraph_policy(data, recipe.network, recipe, seed=recipe.pretrain.seed)
     splits, labels = labelled_splits(own, recipe.test_share), None if own.labels.plain else own.labels
     shape: DigraphShape = "connected" if recipe.shape == "connected" else digraph_shape(splits.train)
-    kept = {"name": own.name, **source_facts(recipe.data), "graphs": len(data), "licence": recipe.data_licence, **about}
-    metadata = {"kind": "digraphs", "data": kept, "shape": shape, "labels": own.labels.to_json()}
+    metadata = graph_metadata("digraphs", recipe, own.name, len(data), shape, own.labels, reading_options(recipe))
     reference = DigraphReference(splits, shape, labels)
-
-    def measured(samples: Sequence[Any]) -> Mapping[str, float]:
-        return evaluate(samples, reference) | class_shares(samples)
-
-    fresh = fresh_metrics(recipe.evaluation_samples, measured, batch_size=40)
+    fresh = fresh_graph_metrics(recipe.evaluation_samples, partial(evaluate, reference=reference))
     shown = of_drawn_sizes(held_out, policy.node_counts)
     both = with_held_out(fresh, shown, recipe.pretrain.batch_size, draws=NOISY_DRAWS)
     return fit(policy, data, recipe, metadata=metadata, evaluate=both, resume=resume)

@@ -6,8 +6,9 @@ Samples are graph6 lines, with the names of the classes of nodes and edges where
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +27,20 @@ from discrete_grpo.domains.graph_sequences import PATTERN, GraphSequences, most_
 from discrete_grpo.domains.graph_validity import Shape
 from discrete_grpo.domains.named_graphs import Labels
 from discrete_grpo.domains.tokenizer import Tokenizer
-from discrete_grpo.metrics.graph_classes import class_shares
 from discrete_grpo.metrics.graphs import GraphReference, evaluate
 from discrete_grpo.models.gpt import GPT, GPTConfig
 from discrete_grpo.policies.decoded import DecodedPolicy
 from discrete_grpo.policies.tokens import TokenPolicy
 from discrete_grpo.policies.truncation import Truncation
-from discrete_grpo.recipes.kinds.graph_sources import shape_of, source_facts
-from discrete_grpo.recipes.pretraining.fitting import fit, fresh_metrics
+from discrete_grpo.recipes.kinds.graph_sources import shape_of
+from discrete_grpo.recipes.pretraining.fitting import fit
+from discrete_grpo.recipes.pretraining.graph_recipes import (
+    attributes_of,
+    check_no_attributes,
+    fresh_graph_metrics,
+    graph_metadata,
+    reading_options,
+)
 from discrete_grpo.recipes.pretraining.held_out import with_held_out
 from discrete_grpo.training.config import PretrainConfig
 
@@ -150,17 +157,14 @@ def graph_sequence_policy(
 
 def _graphs(recipe: PretrainGraphSequencesRecipe) -> tuple[GraphSplits, Labels | None, dict[str, Any]]:
     """The splits of the data, the names of its classes (None without any), and the metadata needed to read a file again."""
-    attributes: dict[str, Any] = {"node_attribute": recipe.node_attribute, "edge_attribute": recipe.edge_attribute}
     limits: dict[str, Any] = {"max_nodes": recipe.max_nodes, "max_bytes": recipe.max_bytes}
     if not (recipe.data.endswith(".npz") or is_own(recipe.data)):
-        for name, value in attributes.items():
-            if value is not None:
-                raise ValueError(f"{name}: {value!r}, expected none with {recipe.data}")
+        check_no_attributes(recipe)
         return load_splits(recipe.data, **limits), None, {}
-    own = own_graphs(recipe.data, **attributes, **limits)
+    own = own_graphs(recipe.data, **attributes_of(recipe), **limits)
     check_nodes(own.sizes)
     labels = None if own.labels.plain else own.labels
-    again = {**attributes, "test_share": recipe.test_share} if is_own(recipe.data) or labels is not None else {}
+    again = reading_options(recipe) if is_own(recipe.data) or labels is not None else {}
     return labelled_splits(own, recipe.test_share), labels, again
 
 
@@ -191,16 +195,9 @@ def run_pretrain_graph_sequences(recipe: PretrainGraphSequencesRecipe, *, resume
     held_out = [graph for graph in splits.test if len(graph) <= most and most_tokens(graph, labels) <= longest]
     test = _written(held_out, policy, labels, recipe, min(recipe.orders, TEST_ORDERS)) if held_out else None
     shape = recipe.shape or shape_of(recipe.data)
-    kept = {"name": splits.name, **source_facts(recipe.data), "graphs": len(data.graphs), "licence": recipe.data_licence, **again}
-    metadata: dict[str, Any] = {"kind": "graphs", "data": kept, "shape": shape}
-    if labels is not None:
-        metadata["labels"] = labels.to_json()
+    metadata = graph_metadata("graphs", recipe, splits.name, len(data.graphs), shape, labels, again)
     reference = GraphReference(splits, shape, labels=labels)
-
-    def measured(samples: Sequence[Any]) -> Mapping[str, float]:
-        return evaluate(samples, reference) | class_shares(samples)
-
-    fresh = fresh_metrics(recipe.evaluation_samples, measured, batch_size=40)
+    fresh = fresh_graph_metrics(recipe.evaluation_samples, partial(evaluate, reference=reference))
     both = with_held_out(fresh, test, config.batch_size)
     return fit(policy, data, recipe, metadata=metadata, evaluate=both, resume=resume)
 

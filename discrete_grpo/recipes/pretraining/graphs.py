@@ -34,15 +34,22 @@ from discrete_grpo.domains import graph6 as topology
 from discrete_grpo.domains.graph6 import MAX_NODES
 from discrete_grpo.domains.graph_validity import Shape
 from discrete_grpo.domains.graphs import GraphBatch
-from discrete_grpo.domains.named_graphs import batch_to_lines, lines_to_batch
-from discrete_grpo.metrics.graph_classes import class_shares
+from discrete_grpo.domains.named_graphs import Labels, batch_to_lines, lines_to_batch
 from discrete_grpo.metrics.graphs import GraphReference, evaluate
 from discrete_grpo.models.graph_transformer import NetworkSizes
 from discrete_grpo.policies.graph import GraphPolicy
-from discrete_grpo.recipes.kinds.graph_sources import shape_of, source_facts
+from discrete_grpo.recipes.kinds.graph_sources import shape_of
 from discrete_grpo.recipes.pretraining.diffusion import DiffusionOptions, diffusion_policy
 from discrete_grpo.recipes.pretraining.digraphs import run_pretrain_digraphs
-from discrete_grpo.recipes.pretraining.fitting import fit, fresh_metrics
+from discrete_grpo.recipes.pretraining.fitting import fit
+from discrete_grpo.recipes.pretraining.graph_recipes import (
+    attributes_of,
+    check_has_pairs,
+    check_no_attributes,
+    fresh_graph_metrics,
+    graph_metadata,
+    reading_options,
+)
 from discrete_grpo.recipes.pretraining.held_out import NOISY_DRAWS, no_larger, with_held_out
 from discrete_grpo.training.config import PretrainConfig
 
@@ -143,8 +150,7 @@ def own_graph_policy(
     Raises:
         ValueError: if noise ``marginal`` has no frequencies of edges, since no graph has two nodes.
     """
-    if (options or DiffusionOptions()).noise == "marginal" and not data.graphs.pairs.numel():
-        raise ValueError("data: no graph to train on has two nodes, expected at least one that has, or noise uniform or absorbing")
+    check_has_pairs((options or DiffusionOptions()).noise, data.graphs.pairs)
     labels, counts = data.labels, (torch.bincount(data.sizes).double() / len(data)).tolist()
     found = ((data.graphs.nodes, len(labels.nodes)), (data.graphs.pairs, 2 if labels.plain else len(labels.edges)))
     nodes, edges = (torch.bincount(classes.long(), minlength=c).double() for classes, c in found)
@@ -158,25 +164,42 @@ def own_graph_policy(
     return attach_metadata(made, {"kind": "graphs"} | ({} if labels.plain else {"labels": labels.to_json()}))
 
 
-def _own_graphs(recipe: PretrainGraphsRecipe) -> OwnGraphs | OwnDigraphs:
-    found = read_own(
-        recipe.data,
-        node_attribute=recipe.node_attribute,
-        edge_attribute=recipe.edge_attribute,
-        max_nodes=recipe.max_nodes,
-        max_bytes=recipe.max_bytes,
-    )
-    check_nodes(found.sizes)
-    return found
+# -- pretraining
 
 
-def _named_graphs(recipe: PretrainGraphsRecipe) -> tuple[GraphSplits, GraphDataset]:
-    """A named set and its training graphs, packed."""
-    for name in ("node_attribute", "edge_attribute"):
-        if (value := getattr(recipe, name)) is not None:
-            raise ValueError(f"{name}: {value!r}, expected none with {recipe.data}")
+@dataclass(frozen=True)
+class _Graphs:
+    """The graphs of a recipe, and what they determine.
+
+    Attributes:
+        splits: all graphs as networkx graphs, which samples are compared with.
+        data: graphs to train on.
+        held_out: graphs whose loss is measured; None if there are none.
+        labels: names of the classes of nodes and edges; None for plain graphs.
+        options: options that a file is read with; empty for a named set.
+    """
+
+    splits: GraphSplits
+    data: OwnGraphs | GraphDataset
+    held_out: OwnGraphs | GraphDataset | None
+    labels: Labels | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _of_file(own: OwnGraphs, recipe: PretrainGraphsRecipe) -> _Graphs:
+    """Split the graphs of a file or folder."""
+    train, held_out = map(own.index, own.split(recipe.test_share))
+    labels = None if own.labels.plain else own.labels
+    options = reading_options(recipe) if is_own(recipe.data) or labels is not None else {}
+    return _Graphs(labelled_splits(own, recipe.test_share), train, held_out, labels, options)
+
+
+def _of_named_set(recipe: PretrainGraphsRecipe) -> _Graphs:
+    """The graphs of a named set, packed."""
+    check_no_attributes(recipe)
     splits = load_splits(recipe.data, max_nodes=recipe.max_nodes, max_bytes=recipe.max_bytes)
-    return splits, dataset_from_networkx(splits.train, splits.name)
+    data = dataset_from_networkx(splits.train, splits.name)
+    return _Graphs(splits, data, dataset_from_networkx(splits.test, splits.name) if splits.test else None)
 
 
 def run_pretrain_graphs(recipe: PretrainGraphsRecipe, *, network: nn.Module | None = None, resume: bool = False) -> Path:
@@ -189,37 +212,23 @@ def run_pretrain_graphs(recipe: PretrainGraphsRecipe, *, network: nn.Module | No
         resume: whether to continue a stopped run.
     """
     chosen, seed = recipe.network if network is None else network, recipe.pretrain.seed
-    data: OwnGraphs | GraphDataset
-    held_out: OwnGraphs | GraphDataset | None
-    about: dict[str, Any] = {}
-    labels = None
     if recipe.data.endswith(".npz") or is_own(recipe.data):
-        own = _own_graphs(recipe)
-        attributes = {"node_attribute": recipe.node_attribute, "edge_attribute": recipe.edge_attribute}
-        again = {**attributes, "test_share": recipe.test_share}  # metadata needed to read the file again
+        own = read_own(recipe.data, **attributes_of(recipe), max_nodes=recipe.max_nodes, max_bytes=recipe.max_bytes)
+        check_nodes(own.sizes)
         if isinstance(own, OwnDigraphs):
-            return run_pretrain_digraphs(own, recipe, about=again, network=network, resume=resume)
-        train, held_out = map(own.index, own.split(recipe.test_share))
-        data = train
-        splits, labels = labelled_splits(own, recipe.test_share), None if own.labels.plain else own.labels
-        policy = own_graph_policy(train, chosen, recipe, seed=seed)
-        if is_own(recipe.data) or labels is not None:
-            about = again
+            return run_pretrain_digraphs(own, recipe, network=network, resume=resume)
+        graphs = _of_file(own, recipe)
     else:
-        splits, data = _named_graphs(recipe)
-        held_out = dataset_from_networkx(splits.test, splits.name) if splits.test else None
+        graphs = _of_named_set(recipe)
+    data, splits, labels = graphs.data, graphs.splits, graphs.labels
+    if isinstance(data, OwnGraphs):
+        policy = own_graph_policy(data, chosen, recipe, seed=seed)
+    else:
         policy = graph_policy(graph_statistics(data), chosen, recipe, seed=seed)
     shape = recipe.shape or shape_of(recipe.data)
-    kept = {"name": splits.name, **source_facts(recipe.data), "graphs": len(data), "licence": recipe.data_licence, **about}
-    metadata = {"kind": "graphs", "data": kept, "shape": shape}
-    if labels is not None:
-        metadata["labels"] = labels.to_json()
+    metadata = graph_metadata("graphs", recipe, splits.name, len(data), shape, labels, graphs.options)
     reference = GraphReference(splits, shape, labels=labels)
-
-    def measured(samples: Sequence[Any]) -> Mapping[str, float]:
-        return evaluate(samples, reference) | class_shares(samples)
-
-    fresh = fresh_metrics(recipe.evaluation_samples, measured, batch_size=40)
-    shown = None if held_out is None else no_larger(held_out, int(data.sizes.max()))
+    fresh = fresh_graph_metrics(recipe.evaluation_samples, partial(evaluate, reference=reference))
+    shown = None if graphs.held_out is None else no_larger(graphs.held_out, int(data.sizes.max()))
     both = with_held_out(fresh, shown, recipe.pretrain.batch_size, draws=NOISY_DRAWS)
     return fit(policy, data, recipe, metadata=metadata, evaluate=both, resume=resume)

@@ -6,15 +6,14 @@ from dataclasses import dataclass
 from functools import partial
 
 from discrete_grpo.core.checks import check_range
-from discrete_grpo.core.seeding import seeded
 from discrete_grpo.datasets.molecule_fields import MoleculeFieldStatistics
 from discrete_grpo.diffusion.schedules import CosineSchedule
 from discrete_grpo.domains.molecule_fields import decode, encode
-from discrete_grpo.models.equivariant import EquivariantConfig, EquivariantSizes, EquivariantTransformer
+from discrete_grpo.models.equivariant import EquivariantSizes
 from discrete_grpo.models.graph_transformer import NetworkSizes
 from discrete_grpo.policies.fields import Field, FieldPolicy
 from discrete_grpo.recipes.pretraining.diffusion import DiffusionOptions
-from discrete_grpo.recipes.pretraining.field_options import check_plain, equivariant_sizes
+from discrete_grpo.recipes.pretraining.field_options import check_plain, equivariant_network, equivariant_sizes
 
 __all__ = ["KIND", "ChargeOptions", "check_field_options", "molecule_field_policy"]
 
@@ -85,17 +84,8 @@ def molecule_field_policy(
         Field("charge", options.make_kernel(stats.charge_marginal, own), options.charge_weight),
     ]
     bond = Field("bond", options.make_kernel(stats.bond_marginal), BOND_WEIGHT)
-    config = EquivariantConfig(
-        node_fields={field.name: field.kernel.noise.num_states for field in nodes},
-        edge_fields={"bond": bond.kernel.noise.num_states},
-        node_classes={field.name: field.kernel.noise.num_clean for field in nodes},
-        edge_classes={"bond": bond.kernel.noise.num_clean},
-        **vars(sizes or EquivariantSizes()),
-    )
-    with seeded(seed):
-        network = EquivariantTransformer(config)
     return FieldPolicy(
-        network,
+        equivariant_network(nodes, [bond], sizes, seed=seed),
         nodes,
         [bond],
         stats.node_counts,

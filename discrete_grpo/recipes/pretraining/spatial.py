@@ -13,7 +13,6 @@ import torch
 from discrete_grpo.core.checks import check_fields, check_range, check_text
 from discrete_grpo.core.description import attach_metadata
 from discrete_grpo.core.option_names import known_options
-from discrete_grpo.core.seeding import seeded
 from discrete_grpo.datasets.reading import SUFFIXES, check_cache_dir, read_smiles
 from discrete_grpo.datasets.spatial import SpatialDataset, SpatialStatistics, conformers, load_spatial, spatial_statistics
 from discrete_grpo.datasets.spatial_fields import bond_shares, decode, encode, fits, spatial_graphs
@@ -25,9 +24,10 @@ from discrete_grpo.diffusion.schedules import CosineSchedule
 from discrete_grpo.domains.spatial_files import to_sdf
 from discrete_grpo.domains.spatial_molecules import SpatialMolecule, smiles_of
 from discrete_grpo.metrics.spatial import sample_metrics
-from discrete_grpo.models.equivariant import EquivariantConfig, EquivariantSizes, EquivariantTransformer
+from discrete_grpo.models.equivariant import EquivariantSizes
 from discrete_grpo.policies.fields import Field, FieldPolicy, Positions
 from discrete_grpo.recipes.left_out import report_broken
+from discrete_grpo.recipes.pretraining.field_options import equivariant_network
 from discrete_grpo.recipes.pretraining.fitting import fit, fresh_metrics
 from discrete_grpo.recipes.pretraining.held_out import NOISY_DRAWS, with_held_out
 from discrete_grpo.recipes.pretraining.molecules import data_file
@@ -105,21 +105,9 @@ def spatial_policy(
         Field(name, D3PM(marginal(share, CosineSchedule(exponent=exponent))), w)
         for name, share, exponent, w in zip(("atom", "charge", "bond"), shares, others, weights, strict=True)
     ]
-    states = {field.name: field.kernel.noise.num_states for field in fields}
-    classes = {field.name: field.kernel.noise.num_clean for field in fields}
-    config = EquivariantConfig(
-        node_fields={name: states[name] for name in ("atom", "charge")},
-        edge_fields={"bond": states["bond"]},
-        node_classes={name: classes[name] for name in ("atom", "charge")},
-        edge_classes={"bond": classes["bond"]},
-        positions=True,
-        **vars(sizes or EquivariantSizes()),
-    )
-    with seeded(seed):
-        network = EquivariantTransformer(config)
     diffusion = GaussianDiffusion(CosineSchedule(exponent=space), options.min_std)
     policy = FieldPolicy(
-        network,
+        equivariant_network(fields[:2], fields[2:], sizes, positions=True, seed=seed),
         fields[:2],
         fields[2:],
         stats.node_counts,

@@ -21,10 +21,10 @@ from discrete_grpo.policies.options import graph_part, with_options, without_lik
 from discrete_grpo.policies.surrogate import EagerLikelihood, ElboLikelihood
 from discrete_grpo.recipes.evaluate import evaluate, evaluate_file
 from discrete_grpo.recipes.families import FileOptions, SamplerOptions
-from discrete_grpo.recipes.kinds.reward_kinds import check_kind
 from discrete_grpo.recipes.loading import load_policy
 from discrete_grpo.recipes.pretraining.graphs import PretrainGraphsRecipe, run_pretrain_graphs
 from discrete_grpo.recipes.pretraining.molecules import NetworkSizes
+from discrete_grpo.recipes.reward_kinds import check_kind
 from discrete_grpo.recipes.sample import sample, sample_file
 from discrete_grpo.recipes.search import SearchRecipe, run_search
 from discrete_grpo.recipes.train import TrainRecipe, run_train, train

@@ -15,7 +15,6 @@ import torch
 from discrete_grpo.datasets.text import is_sentence, sentences, text_dataset
 from discrete_grpo.metrics.text import diversity, evaluate, ranking_quality, recovered, sample_metrics
 from discrete_grpo.recipes.filling import evaluate_fills, fill_in_prompts, fill_texts, load_text_policy
-from discrete_grpo.recipes.kinds.reward_kinds import check_judges
 from discrete_grpo.recipes.pretraining.judge import JudgeRecipe, run_judge, text_judge
 from discrete_grpo.recipes.pretraining.text import (
     EncoderSizes,
@@ -24,6 +23,7 @@ from discrete_grpo.recipes.pretraining.text import (
     split_lines,
     text_policy,
 )
+from discrete_grpo.recipes.reward_kinds import check_judges
 from discrete_grpo.rewards.judge import Judge
 from discrete_grpo.runs.checkpoint import CheckpointError, load_metadata, save
 from discrete_grpo.training.config import GRPOConfig, PretrainConfig

@@ -1,4 +1,4 @@
-"""The kind of samples that a reward of this package scores, so that a run that could only score 0 is refused early."""
+"""Which samples a reward scores and in which form: runs whose rewards could only score 0 are refused early."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from discrete_grpo.core.reward_arguments import reward_name
+from discrete_grpo.recipes.families import Family, View
 
-__all__ = ["check_judges", "check_kind", "kind_of"]
+__all__ = ["check_judges", "check_kind", "kind_of", "seen_by"]
 
 REWARDS = "discrete_grpo.rewards"
 MODULES = {
@@ -72,3 +73,29 @@ def check_judges(policy: Any, rewards: Sequence[Any]) -> None:
     for reward in rewards:
         if isinstance(reward, Judge):
             reward.check(policy.tokenizer.tokens)
+
+
+def seen_by(rewards: Sequence[Any], policy: Any, family: Family, view: View) -> list[Any]:
+    """Check rewards against the samples of a policy, and wrap them so that each receives samples in the form that it expects.
+
+    Args:
+        rewards: the rewards as the user gave them.
+        policy: the policy that draws the samples.
+        family: the kind of its samples.
+        view: form in which the rewards see samples.
+
+    Raises:
+        ValueError: if samples of the kind do not have that form, or a reward cannot read them.
+    """
+    if view == "text":
+        seen = list(rewards)
+    elif family.reward_view is None:
+        raise ValueError(f"rewards_see: {view!r}, expected 'text' with samples of the kind {family.name}")
+    else:
+        if view == "smiles":
+            check_kind(rewards, "molecules")
+        else:
+            family.check_rewards(policy, rewards)  # a wrapped reward does not show its kind
+        seen = [family.reward_view(reward, view) for reward in rewards]
+    family.check_rewards(policy, seen)
+    return seen
