@@ -28,8 +28,7 @@ from benchmarks.common import ROOT, stamp, write_result
 from discrete_grpo.cli.parser import parse
 from discrete_grpo.datasets.molecules import MoleculeDataset, load_molecules
 from discrete_grpo.datasets.molecules import statistics as molecule_statistics
-from discrete_grpo.recipes.pretraining.molecules import molecule_policy
-from discrete_grpo.recipes.pretraining.pretrain import PretrainRecipe
+from discrete_grpo.recipes.pretraining.molecules import PretrainRecipe, molecule_policy
 from discrete_grpo.runs.console import print_table
 from discrete_grpo.training import pretrain
 from discrete_grpo.training.pretrain import Pretrainer, batches

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from discrete_grpo.recipes.pretraining.graph_sequences import PretrainGraphSequencesRecipe
     from discrete_grpo.recipes.pretraining.graphs import PretrainGraphsRecipe
     from discrete_grpo.recipes.pretraining.judge import JudgeRecipe
-    from discrete_grpo.recipes.pretraining.molecules import molecule_policy
-    from discrete_grpo.recipes.pretraining.pretrain import PretrainRecipe, pretrain
+    from discrete_grpo.recipes.pretraining.molecules import PretrainRecipe, molecule_policy
+    from discrete_grpo.recipes.pretraining.pretrain import pretrain
     from discrete_grpo.recipes.pretraining.sft import SFTRecipe
     from discrete_grpo.recipes.pretraining.smiles import PretrainSmilesRecipe
     from discrete_grpo.recipes.pretraining.spatial import PretrainSpatialRecipe
@@ -96,9 +96,9 @@ _MODULES = {
     "core.scoring": ("RewardError",),
     "models.graph_transformer": ("NetworkSizes",),
     "recipes.pretraining.diffusion": ("DiffusionOptions",),
-    "recipes.pretraining.molecules": ("molecule_policy",),
+    "recipes.pretraining.molecules": ("PretrainRecipe", "molecule_policy"),
     "recipes.optimise": ("optimise",),
-    "recipes.pretraining.pretrain": ("PretrainRecipe", "pretrain"),
+    "recipes.pretraining.pretrain": ("pretrain",),
     "recipes.pretraining.digits": ("PretrainDigitsRecipe",),
     "recipes.pretraining.graph_sequences": ("PretrainGraphSequencesRecipe",),
     "recipes.pretraining.graphs": ("PretrainGraphsRecipe",),

@@ -28,7 +28,7 @@ class Recipe(NamedTuple):
 
 RUNS: dict[str, Recipe] = {
     "train": Recipe("discrete_grpo.recipes.train", "TrainRecipe", "run_train"),
-    "pretrain": Recipe("discrete_grpo.recipes.pretraining.pretrain", "PretrainRecipe", "run_pretrain"),
+    "pretrain": Recipe("discrete_grpo.recipes.pretraining.molecules", "PretrainRecipe", "run_pretrain"),
     "pretrain-graphs": Recipe("discrete_grpo.recipes.pretraining.graphs", "PretrainGraphsRecipe", "run_pretrain_graphs"),
     "pretrain-graph-sequences": Recipe(
         "discrete_grpo.recipes.pretraining.graph_sequences", "PretrainGraphSequencesRecipe", "run_pretrain_graph_sequences"

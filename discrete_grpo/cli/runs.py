@@ -178,5 +178,13 @@ def _guarded(folder: Path, run: Callable[[], object]) -> None:
         saved = "saved, " if _has_results(folder) else ""
         stopped.args = (f"{str(stopped) or 'stopped'}; {saved}continue with: discrete-grpo resume {quote(str(folder))}",)
         raise
+    except RuntimeError as error:
+        from discrete_grpo.training.distributed import lost_process
+
+        if not lost_process(error):
+            raise
+        told = f"processes: another process of this run has ended ({str(error).splitlines()[0]})"
+        again = f"; continue with: discrete-grpo resume {quote(str(folder))}, by the same launcher" if _has_results(folder) else ""
+        raise RuntimeError(told + again) from error
     if is_first():
         print(f"finished: {folder}")

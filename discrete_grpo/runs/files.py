@@ -19,6 +19,7 @@ __all__ = [
     "SUMS",
     "changed_file",
     "clear_files",
+    "clear_replaced",
     "copy_mode",
     "explained",
     "real_name",
@@ -110,6 +111,14 @@ def clear_files(folder: Path) -> None:
     for path in folder.glob(".*.tmp"):
         if re.fullmatch(r"\..+\.[0-9a-f]{12}\.tmp", path.name) and path.is_file():
             path.unlink()
+
+
+def clear_replaced(folder: Path) -> None:
+    """Remove the folders that killed writes of :func:`whole_folder` left in a folder, except those without a replacement."""
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        match = LEFTOVER.fullmatch(path.name)
+        if match is not None and (match[2] == "tmp" or os.path.lexists(folder / match[1])):
+            remove(path)
 
 
 def copy_mode(source: Path, target: Path) -> None:

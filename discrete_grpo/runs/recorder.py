@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 from discrete_grpo.core import json_files
 from discrete_grpo.core.atomic import atomic_write, sync_folder
 from discrete_grpo.core.csv_cells import cells_of_any_length
-from discrete_grpo.runs.files import clear_files, explained
+from discrete_grpo.runs.files import clear_files, clear_replaced, explained
 from discrete_grpo.runs.folder import EVALUATION, METRICS, SAMPLES, SEARCH
 
 __all__ = [
@@ -100,7 +100,7 @@ class Recorder:
     def restore(self, position: Mapping[str, Any] | None) -> None:
         """Truncate both files to ``position``; None (no checkpoint yet) empties them.
 
-        Leftovers of killed writes of other files are removed.
+        Leftovers of killed writes of other files and of checkpoints are removed.
 
         Raises:
             ValueError: if a file is shorter than the position says; nothing is cut then.
@@ -113,6 +113,7 @@ class Recorder:
                     "put the file back, or remove the checkpoints that are newer than it"
                 )
         clear_files(self.folder)
+        clear_replaced(self.folder / "checkpoints")
         for name, size in sizes.items():
             if self._there(name) > size:
                 with (self.folder / name).open("r+b") as file:

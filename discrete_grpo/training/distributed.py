@@ -9,6 +9,7 @@ import atexit
 import datetime
 import importlib
 import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
@@ -23,7 +24,7 @@ from discrete_grpo.core.batch_share import Mean
 from discrete_grpo.core.precision import widen
 from discrete_grpo.core.scoring import BudgetExhausted, RewardError
 
-__all__ = ["ProcessGroup", "RankShare", "accelerator", "leave"]
+__all__ = ["ProcessGroup", "RankShare", "accelerator", "leave", "lost_process"]
 
 T = TypeVar("T")
 PATIENCE = datetime.timedelta(hours=12)
@@ -57,6 +58,12 @@ def leave() -> None:
     """Destroy a gloo group and end its threads; a thread that still runs at interpreter exit would abort the process."""
     if dist.is_initialized() and dist.get_backend() == "gloo":
         dist.destroy_process_group()
+
+
+def lost_process(error: RuntimeError) -> bool:
+    """Whether an error of a distributed run is that of the backend, as when another process was killed."""
+    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    return several and (isinstance(error, dist.DistError) or re.search("gloo|nccl", str(error), re.IGNORECASE) is not None)
 
 
 class ProcessGroup:

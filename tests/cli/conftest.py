@@ -10,8 +10,9 @@ import pytest
 
 from discrete_grpo.datasets.enumeration import load_enumerated
 from discrete_grpo.datasets.molecules import statistics
+from discrete_grpo.models.graph_transformer import NetworkSizes
 from discrete_grpo.recipes.pretraining.diffusion import DiffusionOptions
-from discrete_grpo.recipes.pretraining.molecules import NetworkSizes, molecule_policy
+from discrete_grpo.recipes.pretraining.molecules import molecule_policy
 from discrete_grpo.runs.checkpoint import save
 from tests.command_line import REWARDS, Refuse
 

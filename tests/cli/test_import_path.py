@@ -12,8 +12,9 @@ import pytest
 
 from discrete_grpo.cli import main
 from discrete_grpo.datasets.molecules import dataset_from_smiles, statistics
+from discrete_grpo.models.graph_transformer import NetworkSizes
 from discrete_grpo.recipes.pretraining.diffusion import DiffusionOptions
-from discrete_grpo.recipes.pretraining.molecules import NetworkSizes, molecule_policy
+from discrete_grpo.recipes.pretraining.molecules import molecule_policy
 from discrete_grpo.runs.checkpoint import save
 
 ROOT = Path(__file__).parents[2]

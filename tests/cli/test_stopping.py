@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.usefixtures("here")
 ROOT = Path(__file__).parents[2]
-IMPORTED = ["pytest", "jsonargparse", "torch._dynamo", "discrete_grpo.recipes.train", "discrete_grpo.recipes.pretraining.pretrain"]
+IMPORTED = ["pytest", "jsonargparse", "torch._dynamo", "discrete_grpo.recipes.train", "discrete_grpo.recipes.pretraining.molecules"]
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:
@@ -215,6 +215,23 @@ def test_a_command_that_was_killed_while_it_wrote_its_settings_can_be_given_agai
     assert main(arguments) == 0
     assert len(ran) == 1
     assert json.loads(Path("run/run.json").read_text()) == {"command": command}
+
+
+@pytest.mark.parametrize("count", ["1", "2"])
+def test_the_end_of_another_process_is_told_with_how_to_go_on(
+    count: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(recipe: Any) -> None:
+        Path("run/checkpoints").mkdir()
+        raise RuntimeError("[pair.cc:537] Read error [127.0.0.1]:9433: Connection reset by peer. Gloo may be misused.\nA trace")
+
+    monkeypatch.setenv("WORLD_SIZE", count)
+    monkeypatch.setattr("discrete_grpo.cli.runs.recipe_of", lambda name: (None, run))
+    assert main(["train", "--output_dir=run"]) == 2
+    said = capsys.readouterr().err
+    told = "discrete-grpo: error: processes: another process of this run has ended ([pair.cc:537] Read error"
+    assert said.startswith(told) == (count == "2")
+    assert ("continue with: discrete-grpo resume run" in said) == (count == "2")
 
 
 def test_of_several_processes_only_the_first_makes_the_folder(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from discrete_grpo.policies.graph import GraphPolicy
 from discrete_grpo.recipes.pretraining.diffusion import DiffusionOptions, diffusion_policy
 from discrete_grpo.recipes.pretraining.graphs import PretrainGraphsRecipe
 from discrete_grpo.recipes.pretraining.judge import JudgeRecipe
-from discrete_grpo.recipes.pretraining.pretrain import PretrainRecipe
+from discrete_grpo.recipes.pretraining.molecules import PretrainRecipe
 from discrete_grpo.recipes.pretraining.smiles import PretrainSmilesRecipe
 from discrete_grpo.rewards.molecules import validity
 from discrete_grpo.runs.checkpoint import CheckpointError, load_metadata, read_policy

@@ -30,6 +30,7 @@ from discrete_grpo.metrics.digraphs import sample_metrics as digraph_metrics
 from discrete_grpo.metrics.graphs import sample_metrics as graph_metrics
 from discrete_grpo.metrics.molecules import sample_metrics as flat_metrics
 from discrete_grpo.metrics.spatial import sample_metrics as spatial_metrics
+from discrete_grpo.models.graph_transformer import NetworkSizes
 from discrete_grpo.policies.decoded import DecodedPolicy
 from discrete_grpo.policies.options import with_options
 from discrete_grpo.recipes.conditions import prepare_columns, read_columns
@@ -43,8 +44,7 @@ from discrete_grpo.recipes.kinds.text import TEXT
 from discrete_grpo.recipes.loading import load, load_policy
 from discrete_grpo.recipes.optimise import optimise
 from discrete_grpo.recipes.pretraining.diffusion import DiffusionOptions
-from discrete_grpo.recipes.pretraining.molecules import NetworkSizes, molecule_policy
-from discrete_grpo.recipes.pretraining.pretrain import PretrainRecipe, run_pretrain
+from discrete_grpo.recipes.pretraining.molecules import PretrainRecipe, molecule_policy, run_pretrain
 from discrete_grpo.recipes.pretraining.smiles import PretrainSmilesRecipe, run_pretrain_smiles
 from discrete_grpo.recipes.sample import sample_file, sample_policy
 from discrete_grpo.recipes.train import TrainRecipe, run_train

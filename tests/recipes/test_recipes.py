@@ -19,6 +19,7 @@ from discrete_grpo.datasets.enumeration import load_enumerated
 from discrete_grpo.datasets.molecules import statistics
 from discrete_grpo.diffusion.flow import FlowEuler
 from discrete_grpo.domains.molecules import Vocabulary
+from discrete_grpo.models.graph_transformer import NetworkSizes
 from discrete_grpo.recipes.evaluate import evaluate_file
 from discrete_grpo.recipes.families import FileOptions, SamplerOptions
 from discrete_grpo.recipes.kinds.molecules import scaffold_sites
@@ -28,8 +29,8 @@ from discrete_grpo.recipes.pretraining.digits import PretrainDigitsRecipe
 from discrete_grpo.recipes.pretraining.graph_sequences import PretrainGraphSequencesRecipe
 from discrete_grpo.recipes.pretraining.graphs import PretrainGraphsRecipe
 from discrete_grpo.recipes.pretraining.judge import JudgeRecipe
-from discrete_grpo.recipes.pretraining.molecules import NetworkSizes, molecule_policy
-from discrete_grpo.recipes.pretraining.pretrain import PretrainRecipe, pretrain, run_pretrain
+from discrete_grpo.recipes.pretraining.molecules import PretrainRecipe, molecule_policy, run_pretrain
+from discrete_grpo.recipes.pretraining.pretrain import pretrain
 from discrete_grpo.recipes.pretraining.sft import SFTRecipe
 from discrete_grpo.recipes.pretraining.smiles import PretrainSmilesRecipe
 from discrete_grpo.recipes.pretraining.spatial import PretrainSpatialRecipe

@@ -229,7 +229,7 @@ def test_imports_within_recipes_go_down(name: str) -> None:
     [
         ("recipes.train", "from discrete_grpo.recipes.pretraining.fitting import fit"),
         ("recipes.kinds.graphs", "def f():\n    from discrete_grpo.recipes.sample import sample"),
-        ("recipes.kinds.graphs", "from discrete_grpo.recipes.pretraining.molecules import data_file"),
+        ("recipes.kinds.graphs", "from discrete_grpo.recipes.pretraining.molecule_files import data_file"),
     ],
 )
 def test_the_check_sees_an_import_that_goes_up_within_recipes(name: str, text: str) -> None:

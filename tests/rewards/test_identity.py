@@ -25,8 +25,9 @@ from discrete_grpo.cli import main
 from discrete_grpo.cli.listing import known_rewards
 from discrete_grpo.datasets.enumeration import load_enumerated
 from discrete_grpo.datasets.molecules import statistics
+from discrete_grpo.models.graph_transformer import NetworkSizes
 from discrete_grpo.recipes.pretraining.diffusion import DiffusionOptions
-from discrete_grpo.recipes.pretraining.molecules import NetworkSizes, molecule_policy
+from discrete_grpo.recipes.pretraining.molecules import molecule_policy
 from discrete_grpo.rewards.cache import ScoreCache
 from discrete_grpo.rewards.external import ExternalReward
 from discrete_grpo.rewards.identity import Unidentified, identify, reward_identity

@@ -109,6 +109,16 @@ def test_leftovers_of_killed_writes_go_when_a_run_is_resumed_and_no_other_file(t
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted(kept)
 
 
+def test_leftovers_of_killed_checkpoints_go_when_a_run_is_resumed(tmp_path: Path) -> None:
+    store = tmp_path / "checkpoints"
+    kept = ["step-00000002", ".step-00000001.0123abcd.old", ".hidden"]  # step 1 has no replacement, so it still is a checkpoint
+    for name in (*kept, ".step-00000002.89abcdef.old", ".step-00000003.01234567.tmp"):
+        (store / name).mkdir(parents=True)
+        (store / name / "model.safetensors").touch()
+    Recorder(tmp_path).restore(None)
+    assert sorted(path.name for path in store.iterdir()) == sorted(kept)
+
+
 def test_a_cell_may_be_as_long_as_the_line_of_a_large_graph(tmp_path: Path) -> None:
     recorder, limit = Recorder(tmp_path), csv.field_size_limit()
     recorder.record_samples(1, {"sample": ["~" * 300_000, "B"]})

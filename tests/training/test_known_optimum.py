@@ -12,8 +12,9 @@ import pytest
 from discrete_grpo import GRPOConfig, GRPOTrainer, PretrainConfig
 from discrete_grpo.datasets.enumeration import enumerate_molecules
 from discrete_grpo.datasets.molecules import dataset_from_smiles, statistics
+from discrete_grpo.models.graph_transformer import NetworkSizes
 from discrete_grpo.recipes.pretraining.diffusion import DiffusionOptions
-from discrete_grpo.recipes.pretraining.molecules import NetworkSizes, molecule_policy
+from discrete_grpo.recipes.pretraining.molecules import molecule_policy
 from discrete_grpo.recipes.sample import sample
 from discrete_grpo.rewards.molecules import logp
 from discrete_grpo.training.pretrain import Pretrainer

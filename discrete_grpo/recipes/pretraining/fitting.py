@@ -86,6 +86,7 @@ def fit(
     metadata: Mapping[str, Any],
     evaluate: Measure | None = None,
     files: Mapping[str, str] | None = None,
+    facts: Mapping[str, Any] | None = None,
     before: bool = False,
     resume: bool = False,
 ) -> Path:
@@ -98,12 +99,14 @@ def fit(
         metadata: kept with every checkpoint.
         evaluate: function called at every checkpoint, whose last result gives the metrics and samples of the report; None for none.
         files: contents of further files of the run folder, by name.
+        facts: what else determines the training, by name, beside the settings; a resumed run prints one that has changed.
         before: whether the given policy is also measured before training.
         resume: whether to continue a stopped run.
     """
     folder, kept = Path(recipe.output_dir), None if evaluate is None else _Kept(evaluate)
     with locked_folder(folder):
-        return _fit(policy, data, recipe, folder, kept, metadata=metadata, files=files or {}, before=before, resume=resume)
+        given: dict[str, Any] = {"metadata": metadata, "files": files or {}, "facts": facts or {}}
+        return _fit(policy, data, recipe, folder, kept, before=before, resume=resume, **given)
 
 
 def _fit(
@@ -115,6 +118,7 @@ def _fit(
     *,
     metadata: Mapping[str, Any],
     files: Mapping[str, str],
+    facts: Mapping[str, Any],
     before: bool,
     resume: bool,
 ) -> Path:
@@ -127,7 +131,7 @@ def _fit(
     if trainer.processes.first:
         if is_dataclass(recipe):
             settings = {name: value for name, value in asdict(recipe).items() if name != "output_dir"}
-            settings["samples of the data"] = len(data)
+            settings |= {"samples of the data": len(data), **facts}
             changed = tell_changed_settings(folder, settings, resume=resume)
             check_length(folder, "pretrain", recipe.pretrain, changed)
         for name, text in files.items():

@@ -14,7 +14,7 @@ from discrete_grpo.recipes.loading import load
 from discrete_grpo.recipes.pretraining.graph_sequences import PretrainGraphSequencesRecipe
 from discrete_grpo.recipes.pretraining.graphs import PretrainGraphsRecipe
 from discrete_grpo.recipes.pretraining.judge import JudgeRecipe
-from discrete_grpo.recipes.pretraining.pretrain import PretrainRecipe
+from discrete_grpo.recipes.pretraining.molecules import PretrainRecipe
 from discrete_grpo.recipes.pretraining.sft import SFTRecipe
 from discrete_grpo.recipes.pretraining.smiles import PretrainSmilesRecipe
 from discrete_grpo.recipes.pretraining.spatial import PretrainSpatialRecipe
@@ -86,7 +86,7 @@ def with_kept_data(recipe: Recipe) -> Recipe:
     """The recipe of a resumed run, with the file of values that the run began with, if any."""
     folder = Path(recipe.output_dir)
     file = folder / Path(str((read_json(folder / SETTINGS) or {}).get("data", ""))).name  # the folder may have been moved
-    if not file.is_file():
+    if file.name.split(".")[0] != "data" or not file.is_file():  # no other file of the run folder has this name
         return recipe
     kept = str(file)
     if recipe.data not in (kept, next(part.default for part in fields(recipe) if part.name == "data")):

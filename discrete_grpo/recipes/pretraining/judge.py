@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -98,7 +99,8 @@ def run_judge(recipe: JudgeRecipe, *, resume: bool = False) -> Path:
 
     scorer = text_judge(data, recipe.network, block_size=recipe.block_size, seed=seed)
     metadata = text_metadata(recipe, "judge", data, held) | {"corrupted_lines": len(fakes), "fills_of": recipe.policy}
-    return fit(scorer, labelled, recipe, metadata=metadata, evaluate=measure if held else None, resume=resume)
+    facts = {"digest of the corrupted lines and fills": hashlib.sha256("\n".join(fakes).encode()).hexdigest()[:12]}
+    return fit(scorer, labelled, recipe, metadata=metadata, evaluate=measure if held else None, facts=facts, resume=resume)
 
 
 def _fakes(recipe: JudgeRecipe, lines: Sequence[str], real: Collection[str], seed: int) -> list[str]:

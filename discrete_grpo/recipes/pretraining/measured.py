@@ -17,7 +17,7 @@ from discrete_grpo.datasets.shards import is_shard_folder
 from discrete_grpo.datasets.text_files import path_named
 from discrete_grpo.domains.molecule_properties import descriptor_names
 from discrete_grpo.recipes.conditions import READ_WITH, RESERVED
-from discrete_grpo.recipes.pretraining.molecules import data_file
+from discrete_grpo.recipes.pretraining.molecule_files import data_file
 
 __all__ = ["MoleculeFile", "known_columns", "measured_columns", "measured_values", "not_computed"]
 

@@ -10,7 +10,7 @@ from discrete_grpo.datasets.shard_building import ShardOptions, build_shards
 from discrete_grpo.datasets.shards import FORMS
 from discrete_grpo.datasets.text_files import MAX_BYTES, path_named
 from discrete_grpo.recipes.left_out import report_broken
-from discrete_grpo.recipes.pretraining.molecules import data_file
+from discrete_grpo.recipes.pretraining.molecule_files import data_file
 from discrete_grpo.runs.console import progress
 from discrete_grpo.runs.lock import locked_folder
 

@@ -111,7 +111,7 @@ def _molecules(recipe: SFTRecipe, loaded: LoadedPolicy) -> tuple[Sequence[str], 
     from discrete_grpo.datasets.reading import read_smiles
     from discrete_grpo.recipes.left_out import report_broken
     from discrete_grpo.recipes.pretraining.measured import MoleculeFile, known_columns, not_computed
-    from discrete_grpo.recipes.pretraining.molecules import data_file
+    from discrete_grpo.recipes.pretraining.molecule_files import data_file
 
     path = data_file(recipe.source)
     with path_named("data"):

@@ -28,7 +28,7 @@ from discrete_grpo.recipes.left_out import report_broken, report_kept
 from discrete_grpo.recipes.pretraining.fitting import fit, fresh_metrics
 from discrete_grpo.recipes.pretraining.held_out import hold_out, with_held_out
 from discrete_grpo.recipes.pretraining.measured import measured_columns, measured_values
-from discrete_grpo.recipes.pretraining.molecules import check_shard_options, data_file
+from discrete_grpo.recipes.pretraining.molecule_files import check_shard_options, data_file
 from discrete_grpo.recipes.pretraining.training_conditions import training_conditions
 from discrete_grpo.training.config import PretrainConfig
 from discrete_grpo.training.pretrain import Dataset

@@ -30,7 +30,7 @@ from discrete_grpo.recipes.left_out import report_broken
 from discrete_grpo.recipes.pretraining.field_options import equivariant_network
 from discrete_grpo.recipes.pretraining.fitting import fit, fresh_metrics
 from discrete_grpo.recipes.pretraining.held_out import NOISY_DRAWS, with_held_out
-from discrete_grpo.recipes.pretraining.molecules import data_file
+from discrete_grpo.recipes.pretraining.molecule_files import data_file
 from discrete_grpo.training.config import PretrainConfig
 from discrete_grpo.training.distributed import ProcessGroup, accelerator
 

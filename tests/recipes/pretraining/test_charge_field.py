@@ -33,7 +33,8 @@ from discrete_grpo.recipes.kinds.molecules import MOLECULES
 from discrete_grpo.recipes.loading import load
 from discrete_grpo.recipes.pretraining.field_options import equivariant_sizes
 from discrete_grpo.recipes.pretraining.molecule_fields import KIND, ChargeOptions, molecule_field_policy
-from discrete_grpo.recipes.pretraining.pretrain import PretrainRecipe, pretrain
+from discrete_grpo.recipes.pretraining.molecules import PretrainRecipe
+from discrete_grpo.recipes.pretraining.pretrain import pretrain
 from discrete_grpo.recipes.sample import sample, sample_file
 from discrete_grpo.recipes.search import SearchRecipe, run_search
 from discrete_grpo.recipes.train import TrainRecipe, run_train

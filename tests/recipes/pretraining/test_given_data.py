@@ -28,7 +28,7 @@ from discrete_grpo.recipes.pretraining.given_data import with_data
 from discrete_grpo.recipes.pretraining.graph_sequences import PretrainGraphSequencesRecipe
 from discrete_grpo.recipes.pretraining.graphs import PretrainGraphsRecipe
 from discrete_grpo.recipes.pretraining.judge import JudgeRecipe
-from discrete_grpo.recipes.pretraining.pretrain import PretrainRecipe
+from discrete_grpo.recipes.pretraining.molecules import PretrainRecipe
 from discrete_grpo.recipes.pretraining.sft import SFTRecipe
 from discrete_grpo.recipes.pretraining.smiles import PretrainSmilesRecipe
 from discrete_grpo.recipes.pretraining.spatial import PretrainSpatialRecipe
@@ -180,6 +180,23 @@ def test_a_run_that_began_with_a_file_takes_no_values_and_tells_another_file(
         pretrain(recipe("tree-16"), data=["Bw"], resume=True)
     pretrain(recipe("planar-16"), resume=True)
     assert "data: was tree-16 in the run so far, is planar-16 from here on" in capsys.readouterr().err
+
+
+def test_a_file_of_the_user_with_the_name_of_a_file_of_the_run_is_still_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "samples.txt").write_text("Bw\n" * 8)
+
+    def recipe(steps: int) -> PretrainGraphsRecipe:
+        options: dict[str, Any] = {"num_steps": 2, "network": TINY, "evaluation_samples": 0, "pretrain": loop(steps)}
+        return PretrainGraphsRecipe(output_dir=str(tmp_path / "run"), data=str(tmp_path / "mine" / "samples.txt"), **options)
+
+    pretrain(recipe(1))
+    (tmp_path / "run" / "samples.txt").write_text("C~\n" * 8)
+    folder = pretrain(recipe(2), resume=True)
+    assert "is not used" not in capsys.readouterr().err
+    assert load_metadata(folder)["data"]["source"] == str(tmp_path / "mine" / "samples.txt")
 
 
 def test_a_policy_that_a_resumed_run_does_not_use_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,6 +15,7 @@ from discrete_grpo.diffusion.flow import FlowEuler
 from discrete_grpo.diffusion.schedules import PolydecDistortion
 from discrete_grpo.domains import graph6 as topology
 from discrete_grpo.domains.graphs import GraphBatch
+from discrete_grpo.models.graph_transformer import NetworkSizes
 from discrete_grpo.policies.graph import GraphPolicy
 from discrete_grpo.policies.node_count import LearnedSizes, RunningSizes, SizedPolicy
 from discrete_grpo.policies.options import graph_part, with_options, without_likelihood
@@ -23,7 +24,6 @@ from discrete_grpo.recipes.evaluate import evaluate, evaluate_file
 from discrete_grpo.recipes.families import FileOptions, SamplerOptions
 from discrete_grpo.recipes.loading import load_policy
 from discrete_grpo.recipes.pretraining.graphs import PretrainGraphsRecipe, run_pretrain_graphs
-from discrete_grpo.recipes.pretraining.molecules import NetworkSizes
 from discrete_grpo.recipes.reward_kinds import check_kind
 from discrete_grpo.recipes.sample import sample, sample_file
 from discrete_grpo.recipes.search import SearchRecipe, run_search

@@ -21,7 +21,7 @@ from discrete_grpo.domains.spatial_molecules import smiles_of
 from discrete_grpo.domains.tokenizer import EOS, PAD, TokenBatch
 from discrete_grpo.models.equivariant import EquivariantSizes
 from discrete_grpo.models.graph_transformer import NetworkSizes
-from discrete_grpo.recipes.pretraining import pretrain as recipes
+from discrete_grpo.recipes.pretraining import molecules
 from discrete_grpo.recipes.pretraining.graph_sequences import PretrainGraphSequencesRecipe
 from discrete_grpo.recipes.pretraining.graphs import PretrainGraphsRecipe
 from discrete_grpo.recipes.pretraining.held_out import (
@@ -95,7 +95,7 @@ def test_the_loss_of_molecules_is_logged_at_every_checkpoint_and_told_at_the_end
     assert read_evaluation(run)["after"] == {"test_loss": found[1]}
     assert "loss of test data" in (run / "report.html").read_text()
     if make is graph_recipe:
-        data: Any = recipes._dataset(recipe)
+        data: Any = molecules._dataset(recipe)
         _, held = hold_out(data, data.smiles, 0.25)
     else:
         data = _data(recipe)
@@ -111,7 +111,7 @@ def test_the_loss_of_molecules_is_logged_at_every_checkpoint_and_told_at_the_end
 def test_measuring_it_changes_no_bit_of_the_training(make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = written(tmp_path / "data.smi", MOLECULES)
     measured = weights(load_policy(pretrain(make(data, tmp_path / "measured"))))
-    module = "pretrain" if make is graph_recipe else "smiles"
+    module = "molecules" if make is graph_recipe else "smiles"
     monkeypatch.setattr(f"discrete_grpo.recipes.pretraining.{module}.with_held_out", lambda *given, **options: None)
     plain = weights(load_policy(pretrain(make(data, tmp_path / "plain"))))
     assert losses(tmp_path / "plain") == []

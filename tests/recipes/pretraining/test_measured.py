@@ -16,7 +16,7 @@ from discrete_grpo.cli import main
 from discrete_grpo.datasets.measured import read_measured
 from discrete_grpo.domains.molecule_properties import descriptor
 from discrete_grpo.models.graph_transformer import NetworkSizes
-from discrete_grpo.recipes.pretraining import pretrain as graphs
+from discrete_grpo.recipes.pretraining import molecules as graphs
 from discrete_grpo.recipes.pretraining import smiles as texts
 from discrete_grpo.recipes.pretraining.measured import measured_columns
 from discrete_grpo.recipes.pretraining.smiles import PretrainSmilesRecipe

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -126,6 +128,26 @@ def test_a_judge_of_a_policys_fills_takes_the_policys_alphabet(pair: tuple[str, 
     text.write_text("the baker\nthe QUEEN\n")
     with pytest.raises(ValueError, match=r"a\.txt' line 2: 'the QUEEN' has the token 'Q'"):
         run_judge(recipe)
+
+
+def test_a_resumed_judge_tells_that_the_policy_fills_otherwise_now(
+    pair: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(pair[0], tmp_path / "policy")
+
+    def go(steps: int, *, resume: bool) -> str:
+        common: dict[str, Any] = {"network": TINY, "pretrain": replace(SHORT, max_steps=steps), "num_lines": 20}
+        run_judge(JudgeRecipe(output_dir=str(tmp_path / "judge"), policy=str(tmp_path / "policy"), **common), resume=resume)
+        return capsys.readouterr().err
+
+    go(2, resume=False)
+    assert "fills" not in go(4, resume=True)
+    other = load_text_policy(tmp_path / "policy")
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.neg_()
+    save(tmp_path / "policy", other, metadata=load_metadata(tmp_path / "policy"))
+    assert re.search("digest of the corrupted lines and fills: was .* in the run so far, is .* from here on", go(6, resume=True))
 
 
 def test_text_that_cannot_be_corrupted_trains_no_judge(tmp_path: Path) -> None:
