@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from discrete_grpo.cli.import_path import remove_working_folder
+from discrete_grpo.cli.working_folder import remove_working_folder
 
 if __name__ == "__main__":  # before imports that a file in the working folder could shadow
     remove_working_folder()

@@ -8,10 +8,10 @@ from typing import Any
 
 from discrete_grpo.cli.arguments import IMPORT_OPTIONS, sampler_options
 from discrete_grpo.cli.commands import UsageError
-from discrete_grpo.cli.import_path import append_working_folder, names_class
 from discrete_grpo.cli.importing import value_at
 from discrete_grpo.cli.listing import print_list
 from discrete_grpo.cli.runs import resume
+from discrete_grpo.cli.working_folder import append_working_folder, names_class
 from discrete_grpo.runs.folder import BENCHMARK, METRICS, OPTIMISED, RUN, SEARCH
 
 __all__ = ["call"]

@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from discrete_grpo.cli.commands import UsageError
-from discrete_grpo.cli.import_path import append_working_folder, names_class
+from discrete_grpo.cli.working_folder import append_working_folder, names_class
 from discrete_grpo.core.error_place import error_place
 from discrete_grpo.core.suggestions import absent_attribute, absent_module
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from discrete_grpo.cli.changes import check_changes, written
 from discrete_grpo.cli.commands import RUNS, UsageError, recipe_of
-from discrete_grpo.cli.import_path import append_working_folder, names_class
+from discrete_grpo.cli.working_folder import append_working_folder, names_class
 from discrete_grpo.core.interrupt import Interrupted
 from discrete_grpo.core.processes import is_first
 from discrete_grpo.runs.folder import BENCHMARK, CONFIG, LEDGER, METRICS, OPTIMISED, RUN, check_free, check_unused
@@ -48,7 +48,7 @@ def start(command: str, arguments: Sequence[str]) -> None:
     Raises:
         UsageError: for arguments that do not fit, and for a folder that holds another run.
     """
-    from discrete_grpo.recipes.new_run import held
+    from discrete_grpo.recipes.failed_runs import held
     from discrete_grpo.runs.lock import locked_folder
 
     recipe, settings = _parsed(command, arguments)
@@ -71,7 +71,7 @@ def start(command: str, arguments: Sequence[str]) -> None:
 
 def _withdrawn_on_failure(folder: Path, before: frozenset[str] | None, run: Callable[[], object]) -> None:
     """Run, and remove the files of a run that failed before it had results."""
-    from discrete_grpo.recipes.new_run import withdraw
+    from discrete_grpo.recipes.failed_runs import withdraw
 
     try:
         _guarded(folder, run)
@@ -99,7 +99,7 @@ def _write_settings(folder: Path, command: str, settings: str) -> None:
 
 
 def _has_results(folder: Path, before: frozenset[str] | None = None) -> bool:
-    from discrete_grpo.recipes.new_run import has_results
+    from discrete_grpo.recipes.failed_runs import has_results
 
     command = json.loads((folder / RUN).read_text())["command"]
     return has_results(folder, calls_count=command in ("search", "optimise"), before=before)

@@ -14,7 +14,8 @@ from discrete_grpo.datasets.text import is_sentence, mask_lines, sentences
 from discrete_grpo.domains.tokenizer import MASK
 from discrete_grpo.metrics.text import diversity, evaluate, recovered
 from discrete_grpo.policies.masked_text import MaskedTextPolicy
-from discrete_grpo.policies.truncation import Truncation
+from discrete_grpo.recipes.families import SamplerOptions
+from discrete_grpo.recipes.loading import rebuilt, with_sampler
 from discrete_grpo.runs.checkpoint import CheckpointError, find_checkpoint, read_policy
 from discrete_grpo.runs.console import progress
 
@@ -46,10 +47,9 @@ def load_text_policy(
     policy = read_policy(folder)
     if not isinstance(policy, MaskedTextPolicy):
         raise CheckpointError(f"checkpoint: {folder} holds a {type(policy).__name__}, expected a policy that fills blanks in text")
-    old = vars(policy.truncation)
-    new = {k: v for k, v in (("temperature", temperature), ("top_k", top_k), ("top_p", top_p)) if v is not None}
-    args = policy.init_args() | {"truncation": Truncation(**(old | new))} | ({} if rounds is None else {"rounds": rounds})
-    return MaskedTextPolicy(**args).eval()
+    policy = with_sampler(policy, SamplerOptions(temperature=temperature, top_k=top_k, top_p=top_p))
+    found: MaskedTextPolicy = policy if rounds is None else rebuilt(policy, lambda old: {"rounds": rounds})
+    return found.eval()
 
 
 def fill_in_prompts(

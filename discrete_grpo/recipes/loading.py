@@ -249,7 +249,7 @@ def rebuilt(policy: Any, change: Callable[[Any], Mapping[str, Any]]) -> Any:
     made = type(policy)(**policy.init_args() | change(policy)).to(next(policy.parameters()).device)
     made.load_state_dict(policy.state_dict())
     for name in ("decode", "encode", "sample_metadata"):
-        if hasattr(policy, name):
+        if name in vars(policy):  # a method of the class is that of the new policy
             setattr(made, name, getattr(policy, name))
     return made.eval()
 

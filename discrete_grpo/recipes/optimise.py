@@ -20,16 +20,16 @@ from discrete_grpo.core.reward_arguments import check_at_least_one, checked_rewa
 from discrete_grpo.core.rollout import Reward, as_module
 from discrete_grpo.core.scoring import NoScores, RewardError, shown_value, take_failures
 from discrete_grpo.policies.options import graph_part, without_likelihood
-from discrete_grpo.recipes.before_and_after import Memories
 from discrete_grpo.recipes.conditions import check_unconditional
+from discrete_grpo.recipes.failed_runs import withdrawn_on_failure
 from discrete_grpo.recipes.families import Family
 from discrete_grpo.recipes.grpo_memory import check_warm_start, fill_memory
 from discrete_grpo.recipes.kinds.molecules import MOLECULES
 from discrete_grpo.recipes.loading import LoadedPolicy, class_name, initial_policy, load, policy_object
 from discrete_grpo.recipes.memory_methods import MemoryMethod, check_settings, method_for
 from discrete_grpo.recipes.method_settings import check_same
-from discrete_grpo.recipes.new_run import withdrawn_on_failure
 from discrete_grpo.recipes.reward_changes import tell_changed_rewards
+from discrete_grpo.recipes.reward_memories import RewardMemories
 from discrete_grpo.recipes.reward_workers import in_workers
 from discrete_grpo.recipes.sample import device_of, moved
 from discrete_grpo.rewards.auc import auc_spacing, auc_top_k
@@ -208,7 +208,7 @@ def run_optimise(recipe: OptimiseRecipe, *, resume: bool = False, policy: nn.Mod
     budget: dict[str, Any] = {"max_oracle_calls": recipe.max_oracle_calls, "reward_cache": recipe.reward_cache}
     with in_workers(recipe.rewards, recipe.reward_workers) as rewards, open_ledger(folder, loaded.family.key, **budget) as ledger:
         if stored is None:  # a run that was stopped before its first checkpoint begins again
-            Memories(rewards, folder / MEMORIES, resume=resume).begin()
+            RewardMemories(rewards, folder / MEMORIES, resume=resume).begin()
         run = _Run.begin(replace(recipe, reward=rewards), loaded, method, settings, ledger, stored)
         if resume and not (run.loop.progress.ended or ledger.exhausted):
             withdraw_export(folder)

@@ -16,16 +16,17 @@ from discrete_grpo.core.own_surrogate import SurrogateFunc
 from discrete_grpo.core.reward_arguments import check_callables, checked_reward, function_names, reward_names
 from discrete_grpo.core.rollout import Reward
 from discrete_grpo.policies.options import Likelihood, NodeCount, graph_part, with_options, without_likelihood
-from discrete_grpo.recipes.before_and_after import Evaluations, Memories, Results
 from discrete_grpo.recipes.conditions import check_read, column_names, kept_columns, prepare_and_tell, read_columns
+from discrete_grpo.recipes.evaluations import Evaluations, Results
+from discrete_grpo.recipes.failed_runs import withdrawn_on_failure
 from discrete_grpo.recipes.families import Columns, View, check_view
-from discrete_grpo.recipes.lengthened import check_length
 from discrete_grpo.recipes.loading import LoadedPolicy, class_name, load, policy_object
-from discrete_grpo.recipes.new_run import withdrawn_on_failure
 from discrete_grpo.recipes.offline import KEPT, OfflineOptions, offline_trainer, scored_samples
 from discrete_grpo.recipes.reward_changes import tell_changed_rewards
 from discrete_grpo.recipes.reward_kinds import seen_by
+from discrete_grpo.recipes.reward_memories import RewardMemories
 from discrete_grpo.recipes.reward_workers import in_workers
+from discrete_grpo.recipes.run_length import check_run_length
 from discrete_grpo.rewards.ledger import Ledger, open_ledger, reserved
 from discrete_grpo.runs.checkpoint import CheckpointError, Checkpoints, save, withdraw_export
 from discrete_grpo.runs.console import print_table
@@ -228,7 +229,7 @@ def run_train(
         kept = _kept(folder, recipe) if resume else ()
         told = function_names(**{name: functions.get(name) for name in FUNCTIONS})
         changed = tell_changed_settings(folder, recipe.settings | told, resume=resume, fixed=("policy", *kept))
-        check_length(folder, "grpo", recipe.grpo, changed)
+        check_run_length(folder, "grpo", recipe.grpo, changed)
     given = recipe.rewards
     recipe = replace(recipe, reward=seen_by(given, loaded.policy, loaded.family, recipe.rewards_see))
     metadata = {**loaded.metadata, "policy": recipe.policy, "rewards": reward_names(recipe.rewards)}
@@ -250,7 +251,7 @@ def _run(
     resumed = resume and bool(Checkpoints(folder).all())
     scored = _scores_given(recipe, loaded, resume, resumed)
     start = copy.deepcopy(loaded.policy) if processes.first and recipe.evaluation_samples else None
-    memories = Memories(recipe.rewards, folder / MEMORIES if processes.first else None, resume=resume)
+    memories = RewardMemories(recipe.rewards, folder / MEMORIES if processes.first else None, resume=resume)
     loaded = replace(loaded, policy=_trained(loaded.policy, recipe, resumed))
     columns, held_out = _conditions(recipe, loaded, processes, resume)
     for conditions in (columns, held_out):

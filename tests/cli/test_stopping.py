@@ -111,7 +111,7 @@ def test_ctrl_c_outside_the_loop_says_how_to_resume(monkeypatch: pytest.MonkeyPa
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("discrete_grpo.recipes.before_and_after.sample_policy", stopped)
+        patch.setattr("discrete_grpo.recipes.evaluations.sample_policy", stopped)
         assert main(train()) == 130
     assert "stopped; continue with: discrete-grpo resume run" in capsys.readouterr().err
     assert main(["resume", "run"]) == 0

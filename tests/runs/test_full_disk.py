@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-from discrete_grpo.recipes.before_and_after import Memories
 from discrete_grpo.recipes.pretraining.given_data import with_data
 from discrete_grpo.recipes.pretraining.smiles import PretrainSmilesRecipe
+from discrete_grpo.recipes.reward_memories import RewardMemories
 from discrete_grpo.rewards.diversity import DiversityFilter
 from discrete_grpo.rewards.molecules import qed
 from discrete_grpo.runs.checkpoint import Checkpoints, load_metadata, save
@@ -122,7 +122,7 @@ def test_a_training_state_that_does_not_fit(tmp_path: Path) -> None:
 def test_files_of_the_beginning_of_a_run_that_do_not_fit(tmp_path: Path, what: str) -> None:
     with no_file_above(200), pytest.raises(OSError, match=r"cannot be written \(File too large\)"):  # noqa: PT012
         if what == "memories":
-            Memories([DiversityFilter(qed)], tmp_path / "memories.pt")
+            RewardMemories([DiversityFilter(qed)], tmp_path / "memories.pt")
         else:
             with_data(PretrainSmilesRecipe(output_dir=str(tmp_path)), ["C" * n for n in range(1, 40)], resume=False)
     assert list(tmp_path.iterdir()) == []

@@ -12,7 +12,7 @@ import pytest
 
 from discrete_grpo import benchmark
 from discrete_grpo.cli import main
-from discrete_grpo.recipes.new_run import withdrawn_on_failure
+from discrete_grpo.recipes.failed_runs import withdrawn_on_failure
 from discrete_grpo.runs.lock import locked_folder
 
 HOLD = """

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from discrete_grpo.core.processes import is_first
 from discrete_grpo.recipes.families import family_of, run_family
-from discrete_grpo.recipes.lengthened import check_length
+from discrete_grpo.recipes.run_length import check_run_length
 from discrete_grpo.recipes.sample import as_text, sample_policy
 from discrete_grpo.runs.checkpoint import withdraw_export
 from discrete_grpo.runs.console import print_table
@@ -133,7 +133,7 @@ def _fit(
             settings = {name: value for name, value in asdict(recipe).items() if name != "output_dir"}
             settings |= {"samples of the data": len(data), **facts}
             changed = tell_changed_settings(folder, settings, resume=resume)
-            check_length(folder, "pretrain", recipe.pretrain, changed)
+            check_run_length(folder, "pretrain", recipe.pretrain, changed)
         for name, text in files.items():
             write_text(folder / name, text)
         if trainer.step < recipe.pretrain.max_steps:  # a run that had ended and is extended

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from torch import nn
 
 from discrete_grpo.core.checks import check_folder_name
-from discrete_grpo.recipes.new_run import withdrawn_on_failure
+from discrete_grpo.recipes.failed_runs import withdrawn_on_failure
 from discrete_grpo.runs.settings import tell_new_folder
 
 if TYPE_CHECKING:

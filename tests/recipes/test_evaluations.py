@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from discrete_grpo.core.scoring import Failure, RewardError, take_failures
-from discrete_grpo.recipes.before_and_after import Evaluations, Memories
+from discrete_grpo.recipes.evaluations import Evaluations
 from discrete_grpo.recipes.loading import load
+from discrete_grpo.recipes.reward_memories import RewardMemories
 from discrete_grpo.recipes.train import TrainRecipe, run_train
 from discrete_grpo.rewards.combine import WeightedSum
 from discrete_grpo.rewards.ledger import Ledger
@@ -82,7 +83,7 @@ def _scores_and_fails(reward: Once) -> None:
 
 def test_memories_are_put_back_also_after_an_error() -> None:
     reward = Once()
-    memories = Memories([reward, qed])
+    memories = RewardMemories([reward, qed])
     reward(["C"])
     with pytest.raises(TypeError), memories.put_back():
         _scores_and_fails(reward)
@@ -254,9 +255,9 @@ def test_samples_are_drawn_on_the_device_of_the_training(
     def drawn(policy: str, *arguments: Any, **options: Any) -> None:
         raise LookupError(policy)
 
-    monkeypatch.setattr("discrete_grpo.recipes.before_and_after.sample_policy", drawn)
+    monkeypatch.setattr("discrete_grpo.recipes.evaluations.sample_policy", drawn)
     family, device = load("qm9-small").family, torch.device("meta")
-    evaluations = Evaluations(short_run, family, tmp_path, None, Ledger(), Memories([]), device)
+    evaluations = Evaluations(short_run, family, tmp_path, None, Ledger(), RewardMemories([]), device)
     for measure in (lambda: evaluations.before(Policy()), lambda: evaluations.after(Policy(), 3)):
         with pytest.raises(LookupError, match="on meta"):
             measure()
@@ -284,16 +285,16 @@ def test_a_property_gives_way_to_a_condition_of_its_name(short_run: TrainRecipe,
 
 def test_memories_that_do_not_fit_are_one_clear_line(tmp_path: Path) -> None:
     file = tmp_path / MEMORIES
-    Memories([Once()], file)
+    RewardMemories([Once()], file)
     with pytest.raises(CheckpointError, match="holds the memories of 1 rewards, expected those of 2 as given now"):
-        Memories([Once(), Once()], file, resume=True)
+        RewardMemories([Once(), Once()], file, resume=True)
     file.write_bytes(file.read_bytes()[:100])
     with pytest.raises(CheckpointError, match="is damaged, and the first memories of the rewards are lost with it"):
-        Memories([Once()], file, resume=True)
+        RewardMemories([Once()], file, resume=True)
 
 
 def test_memories_of_another_run_do_not_stay(tmp_path: Path) -> None:
-    Memories([Once()], tmp_path / MEMORIES)
+    RewardMemories([Once()], tmp_path / MEMORIES)
     assert (tmp_path / MEMORIES).exists()
-    Memories([qed], tmp_path / MEMORIES, resume=False)
+    RewardMemories([qed], tmp_path / MEMORIES, resume=False)
     assert not (tmp_path / MEMORIES).exists()

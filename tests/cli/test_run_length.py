@@ -15,7 +15,7 @@ from discrete_grpo.cli import main
 from discrete_grpo.cli.changes import check_changes, may_change, written
 from discrete_grpo.cli.commands import RUNS, UsageError, recipe_of
 from discrete_grpo.core.interrupt import Interrupted
-from discrete_grpo.recipes.lengthened import check_length
+from discrete_grpo.recipes.run_length import check_run_length
 from tests.command_line import PRETRAIN, Refuse, outcome, train
 
 pytestmark = pytest.mark.usefixtures("here")
@@ -90,17 +90,17 @@ def test_a_jump_of_the_learning_rate_is_told(
     capsys: pytest.CaptureFixture[str], group: str, config: GRPOConfig | PretrainConfig, said: str
 ) -> None:
     Path("checkpoints/step-00000010").mkdir(parents=True)
-    check_length(Path(), group, config, {f"{group}.max_steps": 10})
+    check_run_length(Path(), group, config, {f"{group}.max_steps": 10})
     told = "learning rate: its decay ends at update 20 in place of 10; "
     assert capsys.readouterr().err == (f"{told}{said}\n" if said else "")
-    check_length(Path(), group, config, {})  # the number of updates is the same
+    check_run_length(Path(), group, config, {})  # the number of updates is the same
     assert capsys.readouterr().err == ""
 
 
 def test_the_rate_of_the_last_update_is_that_of_the_settings_at_that_time(capsys: pytest.CaptureFixture[str]) -> None:
     Path("checkpoints/step-00000010").mkdir(parents=True)
     config = GRPOConfig(max_steps=20, lr_scheduler_type="linear", learning_rate=1e-2)
-    check_length(Path(), "grpo", config, {"grpo.max_steps": 10, "grpo.learning_rate": 1e-4, "policy": "other"})
+    check_run_length(Path(), "grpo", config, {"grpo.max_steps": 10, "grpo.learning_rate": 1e-4, "policy": "other"})
     assert "update 10 had 1e-05, update 11 has 0.005" in capsys.readouterr().err
 
 

@@ -2,37 +2,33 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias, cast
+from typing import Any, Literal, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
 from discrete_grpo.core.advantages import sum_rewards
-from discrete_grpo.core.atomic import atomic_write
-from discrete_grpo.core.reward_arguments import remembers, reward_names
+from discrete_grpo.core.reward_arguments import reward_names
 from discrete_grpo.core.rollout import Reward
 from discrete_grpo.core.scoring import BudgetExhausted, score_samples, take_failures
 from discrete_grpo.recipes.families import Columns, Family
+from discrete_grpo.recipes.reward_memories import RewardMemories
 from discrete_grpo.recipes.reward_workers import tell_slow
 from discrete_grpo.recipes.sample import as_text, plain_columns, sample_policy
 from discrete_grpo.rewards.ledger import Ledger
 from discrete_grpo.runs.checkpoint import Checkpoints
 from discrete_grpo.runs.console import print_notes
 from discrete_grpo.runs.failures import FailureLog
-from discrete_grpo.runs.files import explained
 from discrete_grpo.runs.folder import EVALUATION, EVALUATION_TABLES
 from discrete_grpo.runs.recorder import read_evaluation, write_json, write_table
-from discrete_grpo.runs.serialization import CheckpointError
 from discrete_grpo.training.config import GRPOConfig
 
-__all__ = ["Evaluations", "Memories", "Results"]
+__all__ = ["Evaluations", "Results"]
 
 Results: TypeAlias = dict[str, dict[str, float]]
 
@@ -56,67 +52,6 @@ class EvaluatedRun(Protocol):
         ...
 
 
-class Memories:
-    """The states of stateful rewards at the beginning of a run, to which every evaluation resets the rewards.
-
-    The scores of rewards such as a diversity filter depend on their memory. If the memory included the training between both
-    evaluations, their numbers would not be comparable; and training must not remember the samples of an evaluation.
-
-    Args:
-        rewards: rewards of the run.
-        file: file of the memories in the run folder, for a run that is resumed in the same program with the same rewards; None
-            writes none.
-        resume: whether to read them from the file if it exists.
-    """
-
-    def __init__(self, rewards: Sequence[Reward], file: Path | None = None, *, resume: bool = False) -> None:
-        able = [reward for reward in rewards if remembers(reward) and callable(getattr(reward, "load_state_dict", None))]
-        self._rewards = [cast(Any, reward) for reward in able]
-        if resume and file is not None and file.is_file():
-            self._first = _read_memories(file, len(self._rewards))
-            return
-        self._first = [copy.deepcopy(reward.state_dict()) for reward in self._rewards]
-        if file is not None and self._rewards:
-            with explained(file, lambda: "the run has not begun"), atomic_write(file) as out:
-                torch.save(self._first, out)
-        elif file is not None and not resume:
-            file.unlink(missing_ok=True)  # the file of another run, whose results were removed
-
-    def begin(self) -> None:
-        """Set the rewards to their initial memories, with which a run begins."""
-        self._load(self._first)
-
-    @contextmanager
-    def put_back(self) -> Iterator[None]:
-        """Set the rewards to their initial memories inside the block, and restore the current ones afterwards."""
-        now = [copy.deepcopy(reward.state_dict()) for reward in self._rewards]
-        self._load(self._first)
-        try:
-            yield
-        finally:
-            self._load(now)
-
-    def _load(self, memories: Sequence[Any]) -> None:
-        for reward, memory in zip(self._rewards, memories, strict=True):
-            reward.load_state_dict(copy.deepcopy(memory))
-
-
-def _read_memories(file: Path, rewards: int) -> list[Any]:
-    """The memories of a file, one per reward.
-
-    Raises:
-        CheckpointError: if the file is damaged, or holds another number of memories.
-    """
-    try:
-        found = torch.load(file, weights_only=True)
-    except Exception as error:  # of many kinds, by where the file ends
-        raise CheckpointError(f"{file} is damaged, and the first memories of the rewards are lost with it") from error
-    if not isinstance(found, list) or len(found) != rewards:
-        held = len(found) if isinstance(found, list) else "no"
-        raise CheckpointError(f"{file} holds the memories of {held} rewards, expected those of {rewards} as given now")
-    return found
-
-
 @dataclass(frozen=True)
 class Evaluations:
     """Measures a policy before and after training, into ``evaluation.json`` and a table of samples.
@@ -136,7 +71,7 @@ class Evaluations:
     folder: Path
     columns: Sequence[Columns] | None
     ledger: Ledger
-    memories: Memories
+    memories: RewardMemories
     device: torch.device
 
     def before(self, policy: Any) -> Results:

@@ -118,7 +118,7 @@ folder, before, found = os.getcwd(), list(sys.path), {}
 for command in json.loads(sys.argv[1]):
     sys.path[:], sys.argv = [folder, *before], ["discrete-grpo", *command.split()]
     sys.modules.pop("my_rewards", None)
-    [sys.modules.pop(name, None) for name in ("discrete_grpo.cli.__main__", "discrete_grpo.cli.import_path")]
+    [sys.modules.pop(name, None) for name in ("discrete_grpo.cli.__main__", "discrete_grpo.cli.working_folder")]
     try:
         runpy.run_module("discrete_grpo.cli", run_name="__main__", alter_sys=True)
     except SystemExit as done:

@@ -15,10 +15,10 @@ from discrete_grpo.training.config import GRPOConfig, PretrainConfig
 from discrete_grpo.training.optim import learning_rate
 from discrete_grpo.training.pretrain import decayed_rate
 
-__all__ = ["check_length"]
+__all__ = ["check_run_length"]
 
 
-def check_length(folder: Path, group: str, config: GRPOConfig | PretrainConfig, changed: Mapping[str, Any]) -> None:
+def check_run_length(folder: Path, group: str, config: GRPOConfig | PretrainConfig, changed: Mapping[str, Any]) -> None:
     """Check the number of updates of a resumed run, and print how a changed number changes the learning rate.
 
     Args:
