@@ -130,8 +130,8 @@ def check_fit(methods: Sequence[Method], tasks: Sequence[Task]) -> None:
     """Raise ``ValueError`` for a method that does not work with the kind of a task."""
     for task in tasks:
         for method in methods:
-            if task.kind not in method.kinds:
-                able = " and ".join(method.kinds)
+            if task.kind not in method.task_kinds:
+                able = " and ".join(method.task_kinds)
                 raise ValueError(f"methods: {method.name} works with {able}, expected one for {task.kind} (task {task.name})")
 
 
@@ -209,8 +209,8 @@ def check_policy_fits(name: str, loaded: Any, methods: Sequence[Method], tasks: 
     kind = policy_kind(loaded.policy)
     told = f"a {kind} policy" if kind != "other" else f"a {type(loaded.policy).__name__}"
     for method in methods:
-        if method.families and kind not in method.families:
-            wanted = f"expected a policy of {' or '.join(method.families)} for method {method.name}"
+        if method.policy_kinds and kind not in method.policy_kinds:
+            wanted = f"expected a policy of {' or '.join(method.policy_kinds)} for method {method.name}"
             raise ValueError(f"policy: {name} is {told}, {wanted}")
         if method.settings.get("passes") and method.name in METHODS and not is_replayable(loaded.policy):
             wanted = f"expected one with a method rollout_of for method {method.name}, which learns from remembered samples"

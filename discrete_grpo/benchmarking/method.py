@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Method", "as_method"]
 
-FAMILIES = ("tokens", "graph", "masked text")
-KINDS: tuple[Kind, ...] = get_args(Kind)
+POLICY_KINDS = ("tokens", "graph", "masked text")
+TASK_KINDS: tuple[Kind, ...] = get_args(Kind)
 NEVER_RUN = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
 """Kinds of functions whose call runs nothing."""
 
@@ -37,8 +37,8 @@ class Method:
         run: the function, defined in a module so that worker processes can import it.
         settings: keyword arguments of the function, plain values, printed with every table.
         needs_policy: whether it starts from a policy; if not, ``policy`` is None.
-        families: kinds of policies it works with (``"tokens"``, ``"graph"``, ``"masked text"``); empty for any.
-        kinds: kinds of tasks it works with.
+        policy_kinds: kinds of policies it works with (``"tokens"``, ``"graph"``, ``"masked text"``); empty for any.
+        task_kinds: kinds of tasks it works with.
         least_budget: the smallest budget that it accepts, such as the size of its first population.
         warm: whether it takes settings ``warm_start`` (a SMILES file) and ``warm_start_calls`` (how many of its molecules are
             scored first), with which its memory is filled.
@@ -54,8 +54,8 @@ class Method:
     run: Callable[..., None]
     settings: Mapping[str, Any] = field(default_factory=dict)
     needs_policy: bool = True
-    families: tuple[str, ...] = ()
-    kinds: tuple[Kind, ...] = KINDS
+    policy_kinds: tuple[str, ...] = ()
+    task_kinds: tuple[Kind, ...] = TASK_KINDS
     least_budget: int = 1
     uncounted: str = ""
     warm: bool = False
@@ -71,7 +71,7 @@ class Method:
         if any(is_kind(called) for is_kind in NEVER_RUN for called in (self.run, getattr(self.run, "__call__", None))):  # noqa: B004
             raise ValueError(f"methods: {self.name} is a generator or a coroutine, expected a function that runs when it is called")
         check_whole("least_budget", self.least_budget, least=1)
-        for key, known in {"families": FAMILIES, "kinds": KINDS}.items():
+        for key, known in {"policy_kinds": POLICY_KINDS, "task_kinds": TASK_KINDS}.items():
             given = getattr(self, key)
             if isinstance(given, str) or not set(given) <= set(known):
                 raise ValueError(f"{key}: {given!r}, expected some of {', '.join(map(repr, known))} in a tuple")

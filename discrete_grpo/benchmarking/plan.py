@@ -205,7 +205,7 @@ def _classified(request: Request) -> dict[str, Task]:
 
 def _methods(request: Request, tasks: Sequence[Task]) -> list[Method]:
     kinds: set[str] = {task.kind for task in tasks}
-    fitting = [name for name in DEFAULT_METHODS if kinds <= set(METHODS[name].kinds)]
+    fitting = [name for name in DEFAULT_METHODS if kinds <= set(METHODS[name].task_kinds)]
     given = fitting if request.methods is None else request.methods
     names = [one for one in given if isinstance(one, str)]
     checks.chosen("methods", names, METHODS) if names or not given else None

@@ -27,9 +27,17 @@ if TYPE_CHECKING:
     from discrete_grpo.training.gaussian_process import Features
     from discrete_grpo.training.memory import Remembered, ScoredMemory
 
-__all__ = ["GRAPH_SETTINGS", "PARTS", "SETTINGS", "changes_of_method", "check_warm_start", "fill_memory", "parts_of_method"]
+__all__ = [
+    "GRAPH_SETTINGS",
+    "PART_NAMES",
+    "TOKEN_SETTINGS",
+    "changes_of_method",
+    "check_warm_start",
+    "fill_memory",
+    "parts_of_method",
+]
 
-SETTINGS: dict[str, Any] = {
+TOKEN_SETTINGS: dict[str, Any] = {
     "memory_size": 1024,
     "mutation_rate": 0.3,
     "kappa": 0.3,
@@ -75,11 +83,11 @@ GRAPH_SETTINGS: dict[str, Any] = {
 }
 """The same for graph policies: settings of :data:`~discrete_grpo.recipes.memory_methods.GRAPHS`, and fields of
 :class:`~discrete_grpo.training.rounds_config.RoundsConfig`."""
-PARTS = ("memory_size", "mutation_rate", "kappa", "screen", "objective")
+PART_NAMES = ("memory_size", "mutation_rate", "kappa", "screen", "objective")
 """Names of the settings that :func:`parts_of_method` takes."""
 
 
-def changes_of_method(settings: Mapping[str, Any] | None, known: Mapping[str, Any] = SETTINGS) -> dict[str, Any]:
+def changes_of_method(settings: Mapping[str, Any] | None, known: Mapping[str, Any] = TOKEN_SETTINGS) -> dict[str, Any]:
     """Changes to the settings ``known``, where ``objective.name``, as a command line gives it, is a field of the objective.
 
     >>> changes_of_method({"draws": 1e2, "objective.epsilon": 0.1})

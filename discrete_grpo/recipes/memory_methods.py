@@ -15,7 +15,7 @@ from discrete_grpo.policies.surrogate import ElboLikelihood
 from discrete_grpo.policies.tokens import TokenPolicy
 from discrete_grpo.policies.truncation import Truncation
 from discrete_grpo.recipes.families import SamplerOptions
-from discrete_grpo.recipes.grpo_memory import GRAPH_SETTINGS, PARTS, SETTINGS, changes_of_method, parts_of_method
+from discrete_grpo.recipes.grpo_memory import GRAPH_SETTINGS, PART_NAMES, TOKEN_SETTINGS, changes_of_method, parts_of_method
 from discrete_grpo.recipes.loading import with_sampler
 from discrete_grpo.recipes.method_settings import check_known, told_within
 from discrete_grpo.training.rounds_config import RoundsConfig
@@ -23,7 +23,7 @@ from discrete_grpo.training.rounds_config import RoundsConfig
 if TYPE_CHECKING:
     from discrete_grpo.policies.graph import GraphPolicy
 
-__all__ = ["GRAPHS", "METHODS", "TOKENS", "MemoryMethod", "check_settings", "method_for", "methods_with"]
+__all__ = ["GRAPHS", "MEMORY_METHODS", "TOKENS", "MemoryMethod", "check_settings", "method_for", "methods_with"]
 
 MOST_STEPS = 10_000
 """The largest number of steps of a graph policy's sampler, ten times that of published ones; a trajectory keeps each graph."""
@@ -59,7 +59,7 @@ class MemoryMethod:
         """
         changes = changes_of_method(given, self.settings)
         for name in (name for name in changes if name not in self.settings):
-            if others := [method.kind for method in METHODS if name in method.settings]:
+            if others := [method.kind for method in MEMORY_METHODS if name in method.settings]:
                 told = f"{name!r} is a setting of {others[0]}"
                 raise ValueError(f"settings: {told}, expected one of {self.kind}: {', '.join(self.settings)}")
         check_known("settings", changes, self.settings)
@@ -82,11 +82,11 @@ def methods_with(names: Mapping[str, Any] | None) -> list[MemoryMethod]:
     Raises:
         ValueError: for a setting that no method has, or settings of different methods.
     """
-    given = changes_of_method(names, SETTINGS)
-    if found := [method for method in METHODS if given.keys() <= method.settings.keys()]:
+    given = changes_of_method(names, TOKEN_SETTINGS)
+    if found := [method for method in MEMORY_METHODS if given.keys() <= method.settings.keys()]:
         return found
-    check_known("settings", dict.fromkeys(given), {name: 0 for method in METHODS for name in method.settings})
-    wrong = {method.kind: [name for name in given if name not in method.settings] for method in METHODS}
+    check_known("settings", dict.fromkeys(given), {name: 0 for method in MEMORY_METHODS for name in method.settings})
+    wrong = {method.kind: [name for name in given if name not in method.settings] for method in MEMORY_METHODS}
     told = "; ".join(f"{kind} have no {', '.join(names)}" for kind, names in wrong.items())
     raise ValueError(f"settings: {', '.join(given)}, expected settings of one kind of policies ({told})")
 
@@ -128,12 +128,12 @@ def _token_parts(policy: TokenPolicy, generator: torch.Generator, **settings: An
 def _check_tokens(*, temperature: float, memory_size: int, **settings: Any) -> None:
     check_whole("memory_size", memory_size, least=1)
     Truncation(temperature=temperature)
-    _check_parts(SETTINGS, settings)
+    _check_parts(TOKEN_SETTINGS, settings)
 
 
 def _check_parts(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     """Build each part with one setting changed, so that an error can name that setting."""
-    usual = {name: defaults[name] for name in PARTS}
+    usual = {name: defaults[name] for name in PART_NAMES}
     for name, value in given.items():
         make = partial(parts_of_method, torch.Generator(), **{**usual, name: value})
         if name == "objective":
@@ -201,14 +201,14 @@ def _check_graphs(
         check_whole(name, value, least=1, most=MOST_STEPS if name == "num_steps" else None)
     check_range("refine_time", refine_time, above=0, below=1)
     check_range("size_share", size_share, least=0, most=1)
-    _check_parts(SETTINGS, settings | {"objective": {**objective, "temperature": 0.0}})
+    _check_parts(TOKEN_SETTINGS, settings | {"objective": {**objective, "temperature": 0.0}})
 
 
 TOKENS = MemoryMethod(
     kind="SMILES policies",
-    settings=SETTINGS,
+    settings=TOKEN_SETTINGS,
     of_policy=("temperature",),
-    of_parts=PARTS,
+    of_parts=PART_NAMES,
     drawing=_tempered,
     parts=_token_parts,
     check=_check_tokens,
@@ -217,10 +217,10 @@ GRAPHS = MemoryMethod(
     kind="graph policies",
     settings=GRAPH_SETTINGS,
     of_policy=("num_steps", "elbo_draws"),
-    of_parts=(*PARTS, "refine_time", "size_share"),
+    of_parts=(*PART_NAMES, "refine_time", "size_share"),
     drawing=graph_policy,
     parts=graph_parts,
     check=_check_graphs,
 )
-METHODS = (TOKENS, GRAPHS)
+MEMORY_METHODS = (TOKENS, GRAPHS)
 """The method for every supported kind of policies."""

@@ -121,7 +121,7 @@ def test_a_folder_without_the_classifier_of_a_task_is_refused(monkeypatch: pytes
 
 
 def test_a_method_for_other_policies_is_refused() -> None:
-    only = replace(WALK, needs_policy=True, families=("tokens",))
+    only = replace(WALK, needs_policy=True, policy_kinds=("tokens",))
     said = refused(methods=[only], policy="qm9-small")
     assert said == "policy: qm9-small is a graph policy, expected a policy of tokens for method walk"
 
@@ -274,7 +274,7 @@ def test_a_function_is_a_method_of_its_name() -> None:
         ({"settings": [1]}, r"settings: \[1\], expected a mapping"),
         ({"least_budget": "3"}, r"least_budget: '3', expected a whole number, at least 1"),
         ({"kinds": ("molecule",)}, r"kinds: \('molecule',\), expected some of 'molecules', 'graphs', 'text' in a tuple"),
-        ({"families": "tokens"}, r"families: 'tokens', expected some of 'tokens', 'graph', 'masked text' in a tuple"),
+        ({"policy_kinds": "tokens"}, r"policy_kinds: 'tokens', expected some of 'tokens', 'graph', 'masked text' in a tuple"),
         ({"name": 3}, "name: a int, expected a text"),
     ],
 )

@@ -68,7 +68,7 @@ def policy_for(name: str) -> Any:
     method = METHODS[name]
     if not method.needs_policy:
         return None
-    if method.families and "tokens" not in method.families:
+    if method.policy_kinds and "tokens" not in method.policy_kinds:
         return load_policy("qm9-small", SamplerOptions(num_steps=4))
     return chains()
 
@@ -120,7 +120,7 @@ def test_what_it_is_set_to_reaches_the_rounds(name: str, monkeypatch: pytest.Mon
             assert getattr(loop.objective, key) == value
     assert loop.memory.size == settings.get("memory_size", 1024)
     proposers = ["graph-ga"] if "mutation_rate" in settings else []
-    if METHODS[name].families == ("graph",):
+    if METHODS[name].policy_kinds == ("graph",):
         own = loop.policy
         assert (own.draws, own.policy.num_steps) == (settings["elbo_draws"], settings["num_steps"])
         assert (loop.contexts.share, loop.contexts.policy) == (settings["size_share"], own)

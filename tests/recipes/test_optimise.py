@@ -12,7 +12,7 @@ import torch
 
 from discrete_grpo.benchmarking.methods import METHODS
 from discrete_grpo.cli import main
-from discrete_grpo.recipes.grpo_memory import SETTINGS
+from discrete_grpo.recipes.grpo_memory import TOKEN_SETTINGS
 from discrete_grpo.recipes.memory_methods import TOKENS
 from discrete_grpo.recipes.optimise import OptimiseRecipe
 from discrete_grpo.rewards.ledger import Ledger, molecule_key
@@ -26,7 +26,7 @@ from tests.recipes.optimise_parts import SMALL, carbons, files, oxygens, run
 def test_it_is_the_method_of_the_benchmark(tmp_path: Path) -> None:
     found = run(tmp_path / "run", OXYGENS, budget=260)  # the screen is fitted from 200 on
     ledger = Ledger(key=molecule_key, max_oracle_calls=260)
-    METHODS["grpo-memory"].run(OXYGENS, chains(), ledger, 3, **SETTINGS | SMALL)
+    METHODS["grpo-memory"].run(OXYGENS, chains(), ledger, 3, **TOKEN_SETTINGS | SMALL)
     rows = read_samples(tmp_path / "run" / "samples.csv.gz")
     assert tuple(rows["sample"]) == ledger.history().keys
     assert tuple(rows["source"]) == ledger.history().sources
@@ -64,7 +64,7 @@ def test_several_rewards_are_added(tmp_path: Path) -> None:
 
 
 def test_a_setting_of_the_objective_changes_alone() -> None:
-    wanted = SETTINGS["objective"] | {"temperature": 0.01}
+    wanted = TOKEN_SETTINGS["objective"] | {"temperature": 0.01}
     for settings in ({"objective": {"temperature": 0.01}}, {"objective.temperature": 0.01}):
         assert TOKENS.changed(OptimiseRecipe(settings=settings).settings)["objective"] == wanted
 

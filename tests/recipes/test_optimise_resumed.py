@@ -17,7 +17,7 @@ from discrete_grpo.core.interrupt import Interrupt, Interrupted
 from discrete_grpo.core.rollout import as_module
 from discrete_grpo.core.scoring import RewardError
 from discrete_grpo.recipes import optimise as module
-from discrete_grpo.recipes.grpo_memory import SETTINGS
+from discrete_grpo.recipes.grpo_memory import TOKEN_SETTINGS
 from discrete_grpo.recipes.optimise import OptimiseRecipe, optimise
 from discrete_grpo.recipes.train import train
 from discrete_grpo.rewards.diversity import DiversityFilter
@@ -31,7 +31,7 @@ def zeros(samples: Sequence[str], **columns: Any) -> list[float]:
     return [0.0 for _ in samples]
 
 
-KEPT = f"objective.temperature {SETTINGS['objective']['temperature']}"
+KEPT = f"objective.temperature {TOKEN_SETTINGS['objective']['temperature']}"
 
 
 class Failing:

@@ -51,8 +51,8 @@ METHOD = Method(
         "patience": 20,
         "when_stale": "restart",
     },
-    families=("tokens",),
-    kinds=("molecules",),
+    policy_kinds=("tokens",),
+    task_kinds=("molecules",),
     least_budget=64,
     warm=True,
 )

@@ -37,7 +37,7 @@ METHOD = Method(
         "patience": 20,
         "when_stale": "restart",
     },
-    families=("tokens",),
+    policy_kinds=("tokens",),
     least_budget=64,
     warm=True,
 )

@@ -95,7 +95,7 @@ GRAPH_GA = Method(
     source="Jensen (2019), doi 10.1039/c8sc05372c; sizes as in PMO (Gao et al. 2022)",
     run=graph_ga,
     settings={"population": 120, "offspring": 70, "mutation_rate": 0.067, "rank_coefficient": 0.1},
-    kinds=("molecules",),
+    task_kinds=("molecules",),
     least_budget=120,
     warm=True,
 )
@@ -105,7 +105,7 @@ SMILES_GA = Method(
     source="Yoshikawa et al. (2018), ChemGE, doi 10.1246/cl.180665",
     run=smiles_ga,
     settings={"population": 100, "offspring": 200},
-    kinds=("molecules",),
+    task_kinds=("molecules",),
     least_budget=100,
     warm=True,
 )

@@ -39,7 +39,7 @@ METHOD = Method(
         "patience_threshold": 0.05,
         "when_stale": "restart",
     },
-    families=("graph",),
+    policy_kinds=("graph",),
     least_budget=128,
 )
 
@@ -81,7 +81,7 @@ MEMORY = replace(
     source="this project; the refinement of Graph-GRPO, arXiv 2603.10395",
     run=graph_memory,
     settings=GRAPH_SETTINGS,
-    kinds=("molecules",),
+    task_kinds=("molecules",),
     least_budget=200,
     uncounted="settings chosen in seven runs on median1 and zaleplon_mpo with seed 0; see docs/benchmarking.md",
     warm=True,

@@ -6,7 +6,7 @@ from typing import Any
 
 from discrete_grpo.benchmarking.method import Method
 from discrete_grpo.benchmarking.methods.trained import generator_of, in_rounds
-from discrete_grpo.recipes.grpo_memory import PARTS, SETTINGS, parts_of_method
+from discrete_grpo.recipes.grpo_memory import PART_NAMES, TOKEN_SETTINGS, parts_of_method
 
 __all__ = ["METHOD", "NO_CLIP", "NO_GA", "NO_GRPO", "NO_REPLAY", "NO_SCREEN", "grpo_memory"]
 
@@ -19,9 +19,9 @@ def grpo_memory(task: Any, policy: Any, ledger: Any, seed: int, **settings: Any)
         policy: is trained in place.
         ledger: counts the calls.
         seed: of all draws.
-        settings: as :data:`~discrete_grpo.recipes.grpo_memory.SETTINGS`.
+        settings: as :data:`~discrete_grpo.recipes.grpo_memory.TOKEN_SETTINGS`.
     """
-    parts = parts_of_method(generator_of(policy, seed), **{name: settings.pop(name) for name in PARTS})
+    parts = parts_of_method(generator_of(policy, seed), **{name: settings.pop(name) for name in PART_NAMES})
     in_rounds(task, policy, ledger, seed, **parts, **settings)
 
 
@@ -31,9 +31,9 @@ def _variant(name: str, about: str, **changes: Any) -> Method:
         about=about,
         source="this project",
         run=grpo_memory,
-        settings=SETTINGS | changes,
-        families=("tokens",),
-        kinds=("molecules",),
+        settings=TOKEN_SETTINGS | changes,
+        policy_kinds=("tokens",),
+        task_kinds=("molecules",),
         least_budget=200,
         warm=True,
         uncounted="settings chosen in about 50 trials on three tasks, after eight rows on others; see docs/benchmarking.md",
@@ -54,5 +54,5 @@ NO_SCREEN = _variant(
 NO_CLIP = _variant(
     "grpo-memory-no-clip",
     "ablation of grpo-memory: ratios are not clipped",
-    objective=SETTINGS["objective"] | {"epsilon": 0.999, "epsilon_high": 1e6},
+    objective=TOKEN_SETTINGS["objective"] | {"epsilon": 0.999, "epsilon_high": 1e6},
 )

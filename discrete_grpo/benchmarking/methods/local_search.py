@@ -24,6 +24,6 @@ METHOD = Method(
     source="the refinement of Graph-GRPO, arXiv 2603.10395",
     run=search,
     settings={"rounds": 1000, "population": 16, "children": 8, "time": 0.3},
-    families=("graph",),
+    policy_kinds=("graph",),
     least_budget=128,
 )

@@ -52,5 +52,5 @@ METHOD = Method(
     run=random_file,
     settings={"file": None, "batch_size": 64},
     needs_policy=False,
-    kinds=("molecules",),
+    task_kinds=("molecules",),
 )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from discrete_grpo.benchmarking.method import Method
 from discrete_grpo.benchmarking.methods.grpo_memory import grpo_memory
-from discrete_grpo.recipes.grpo_memory import SETTINGS
+from discrete_grpo.recipes.grpo_memory import TOKEN_SETTINGS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -88,9 +88,9 @@ METHOD = Method(
     about="control: grpo-memory learns from random scores, while the real ones are counted",
     source="",
     run=random_reward,
-    settings=SETTINGS,
-    families=("tokens",),
-    kinds=("molecules",),
+    settings=TOKEN_SETTINGS,
+    policy_kinds=("tokens",),
+    task_kinds=("molecules",),
     least_budget=200,
     warm=True,
 )

@@ -41,8 +41,8 @@ def _variant(name: str, about: str, **changes: Any) -> Method:
             "when_stale": "restart",
         }
         | changes,
-        families=("tokens",),
-        kinds=("molecules",),
+        policy_kinds=("tokens",),
+        task_kinds=("molecules",),
         least_budget=80,
         warm=True,
     )
