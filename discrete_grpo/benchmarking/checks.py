@@ -140,8 +140,8 @@ def check_fit(methods: Sequence[Method], tasks: Sequence[Task]) -> None:
 
 def policy_kind(policy: Any) -> str:
     """How a policy draws: ``"graph"``, ``"tokens"``, ``"masked text"`` or ``"other"``."""
+    from discrete_grpo.core.description import innermost
     from discrete_grpo.policies.tokens import TokenPolicy
-    from discrete_grpo.recipes.families import innermost
 
     inner = innermost(policy)
     if hasattr(inner, "node_kernel"):
@@ -157,8 +157,8 @@ def policy_elements(loaded: Any) -> frozenset[str] | None:
     Args:
         loaded: a :class:`~discrete_grpo.recipes.loading.LoadedPolicy`.
     """
+    from discrete_grpo.core.description import innermost
     from discrete_grpo.domains.tokenizer import SMILES
-    from discrete_grpo.recipes.families import innermost
 
     if loaded.family.name != "molecules":
         return None
@@ -228,7 +228,7 @@ def check_policy_fits(name: str, loaded: Any, methods: Sequence[Method], tasks: 
 
 def _check_size(name: str, policy: Any, task: Task) -> None:
     """Raise ``ValueError`` if a task scores only graphs of one size that a graph diffusion policy never draws."""
-    from discrete_grpo.recipes.families import innermost
+    from discrete_grpo.core.description import innermost
     from discrete_grpo.rewards.graph_tasks import GraphScore
 
     counts = getattr(innermost(policy), "node_counts", None)

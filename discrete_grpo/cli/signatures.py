@@ -18,7 +18,6 @@ __all__ = [
     "choices",
     "constant",
     "dataclass_fields",
-    "exported",
     "field_docs",
     "find",
     "first_line",
@@ -67,12 +66,6 @@ def find(module: str, name: str) -> Definition | None:
                 if (alias.asname or alias.name) == name:
                     return find(str(node.module), alias.name)
     return None
-
-
-def exported(module: str) -> list[str]:
-    """The names in ``__all__`` of a module; empty if it has none."""
-    found = find(module, "__all__")
-    return list(ast.literal_eval(found.node.value)) if found is not None and isinstance(found.node, ast.Assign) else []
 
 
 def first_line(node: ast.AST) -> str:

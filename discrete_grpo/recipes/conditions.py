@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from discrete_grpo.core.checks import plain_number, told_as
+from discrete_grpo.core.description import innermost
 from discrete_grpo.core.processes import is_first
 from discrete_grpo.datasets.text_files import text_lines
-from discrete_grpo.recipes.families import Columns, innermost
+from discrete_grpo.recipes.families import Columns
 from discrete_grpo.recipes.loading import LoadedPolicy
 from discrete_grpo.runs.checkpoint import BUNDLED
 from discrete_grpo.runs.folder import check_free

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from discrete_grpo.core.checks import check_fields, did_you_mean
-from discrete_grpo.core.description import innermost
 from discrete_grpo.core.option_names import known_options
 from discrete_grpo.datasets.text_files import MAX_BYTES
 from discrete_grpo.diffusion.choices import Distortion, KernelName
@@ -32,7 +31,6 @@ __all__ = [
     "View",
     "check_view",
     "family_of",
-    "innermost",
     "run_family",
 ]
 
@@ -142,7 +140,7 @@ def _keep(policy: Any, metadata: Columns) -> None:
     """Leave the decoding of the policy unchanged."""
 
 
-def _no_scaffold(policy: Any, metadata: Columns, condition: Columns) -> Columns:
+def _unchanged(policy: Any, metadata: Columns, condition: Columns) -> Columns:
     """Return the condition unchanged."""
     return condition
 
@@ -196,7 +194,7 @@ class Family:
     reward_view: Callable[[Any, Any], Any] | None = None
     key: Callable[[Any], str | None] = text_key
     decode: Callable[[Any, Columns], None] = _keep
-    condition: Callable[[Any, Columns, Columns], Columns] = _no_scaffold
+    condition: Callable[[Any, Columns, Columns], Columns] = _unchanged
     scaffolds: Callable[[Any], bool] = lambda policy: False
     check_rewards: Callable[[Any, Samples], None] = _any_reward
     holds: Callable[[Path, str], bool] = lambda path, first: False

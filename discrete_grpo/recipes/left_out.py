@@ -11,23 +11,25 @@ from discrete_grpo.datasets.reading import SHOWN
 
 __all__ = ["report_broken", "report_kept"]
 
+LISTED = 5
+"""Number of lines that are listed."""
+
 
 def report_broken(
     file: str | Path,
     broken: Sequence[tuple[int, str]],
     good: int,
     kind: str = "molecule",
-    shown: int = 5,
     unit: str = "line",
     *,
     count: int | None = None,  # of all, where ``broken`` holds the first of them
 ) -> None:
-    """Print on standard error how many lines (or other units) of a file are no ``kind``, and the first ``shown`` of them."""
+    """Print on standard error how many lines (or other units) of a file are no ``kind``, and the first of them."""
     if not broken or not is_first():
         return
     bad = len(broken) if count is None else count
-    listed = "; ".join(f"{unit} {number}: {text[:SHOWN]!r}" for number, text in broken[:shown])
-    more = f"; and {bad - shown} more" if bad > shown else ""
+    listed = "; ".join(f"{unit} {number}: {text[:SHOWN]!r}" for number, text in broken[:LISTED])
+    more = f"; and {bad - LISTED} more" if bad > LISTED else ""
     print(f"{file}: {bad} of {good + bad} {unit}s are no {kind}: {listed}{more}", file=sys.stderr)
 
 

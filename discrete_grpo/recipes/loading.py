@@ -13,12 +13,12 @@ from typing import Any
 from torch import nn
 
 from discrete_grpo.core.checks import check_samples, check_whole, signature_of
-from discrete_grpo.core.description import attach_metadata, description
+from discrete_grpo.core.description import attach_metadata, description, innermost
 from discrete_grpo.core.drawing import check_sample
 from discrete_grpo.core.rollout import as_module
 from discrete_grpo.core.seeding import seeded
 from discrete_grpo.core.suggestions import absent_attribute, absent_module
-from discrete_grpo.recipes.families import Family, SamplerOptions, family_of, innermost
+from discrete_grpo.recipes.families import Family, SamplerOptions, family_of
 from discrete_grpo.runs import checkpoint
 from discrete_grpo.runs.checkpoint import CheckpointError, find_checkpoint
 from discrete_grpo.runs.console import print_notes

@@ -3,54 +3,45 @@
 from __future__ import annotations
 
 import copy
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import torch
 from torch import nn
 
 from discrete_grpo.core.checks import LAST_SEED, check_folder_name, check_whole, plain_number
-from discrete_grpo.core.interrupt import Interrupt, Interrupted, interruptible
+from discrete_grpo.core.interrupt import interruptible
 from discrete_grpo.core.option_names import check_options
 from discrete_grpo.core.processes import check_one_process
-from discrete_grpo.core.reward_arguments import check_at_least_one, checked_reward, remembers, reward_names
+from discrete_grpo.core.reward_arguments import check_at_least_one, checked_reward, reward_names
 from discrete_grpo.core.rollout import Reward, as_module
-from discrete_grpo.core.scoring import NoScores, RewardError, shown_value, take_failures
+from discrete_grpo.core.scoring import shown_value
 from discrete_grpo.policies.options import graph_part, without_likelihood
 from discrete_grpo.recipes.conditions import check_unconditional
 from discrete_grpo.recipes.failed_runs import withdrawn_on_failure
 from discrete_grpo.recipes.families import Family
-from discrete_grpo.recipes.grpo_memory import check_warm_start, fill_memory
+from discrete_grpo.recipes.grpo_memory import check_warm_start
 from discrete_grpo.recipes.kinds.molecules import MOLECULES
 from discrete_grpo.recipes.loading import LoadedPolicy, class_name, initial_policy, load, policy_object
 from discrete_grpo.recipes.memory_methods import MemoryMethod, check_settings, method_for
-from discrete_grpo.recipes.method_settings import check_same
+from discrete_grpo.recipes.optimise_run import OptimiseRun
 from discrete_grpo.recipes.reward_changes import tell_changed_rewards
 from discrete_grpo.recipes.reward_memories import RewardMemories
 from discrete_grpo.recipes.reward_workers import in_workers
-from discrete_grpo.recipes.sample import device_of, moved
+from discrete_grpo.recipes.sample import moved
 from discrete_grpo.rewards.auc import auc_spacing, auc_top_k
-from discrete_grpo.rewards.combine import WeightedSum
-from discrete_grpo.rewards.ledger import Ledger, open_ledger
+from discrete_grpo.rewards.ledger import open_ledger
 from discrete_grpo.runs.checkpoint import Checkpoints, load_training, save, withdraw_export
-from discrete_grpo.runs.console import print_notes, print_table, progress
-from discrete_grpo.runs.failures import FailureLog
-from discrete_grpo.runs.folder import BEST, MEMORIES, OPTIMISED, REFERENCE, check_unused
-from discrete_grpo.runs.recorder import Recorder, write_json, write_table
+from discrete_grpo.runs.console import print_table
+from discrete_grpo.runs.folder import BEST, MEMORIES, OPTIMISED, check_unused
+from discrete_grpo.runs.recorder import write_json, write_table
 from discrete_grpo.runs.serialization import check_savable
 from discrete_grpo.runs.settings import tell_new_folder
 from discrete_grpo.runs.weights import load_weights
 from discrete_grpo.training.memory import Remembered
-from discrete_grpo.training.rounds import Rounds
-from discrete_grpo.training.state import check_device_kind, global_state, restore_global_state
 
 __all__ = ["OptimiseRecipe", "Optimised", "optimise", "run_optimise"]
-
-UNKNOWN_CALLS = 100
-"""Number of calls without a known score after which a run ends."""
 
 
 @dataclass(frozen=True)
@@ -209,7 +200,7 @@ def run_optimise(recipe: OptimiseRecipe, *, resume: bool = False, policy: nn.Mod
     with in_workers(recipe.rewards, recipe.reward_workers) as rewards, open_ledger(folder, loaded.family.key, **budget) as ledger:
         if stored is None:  # a run that was stopped before its first checkpoint begins again
             RewardMemories(rewards, folder / MEMORIES, resume=resume).begin()
-        run = _Run.begin(replace(recipe, reward=rewards), loaded, method, settings, ledger, stored)
+        run = OptimiseRun.begin(replace(recipe, reward=rewards), loaded, method, settings, ledger, stored)
         if resume and not (run.loop.progress.ended or ledger.exhausted):
             withdraw_export(folder)
         with interruptible() as stop:
@@ -250,140 +241,7 @@ def _loaded(
     return LoadedPolicy(moved(drawn, recipe.device), MOLECULES, metadata), method, settings
 
 
-@dataclass
-class _Run:
-    """A loop with its ledger, its records and its checkpoints."""
-
-    recipe: OptimiseRecipe
-    settings: Mapping[str, Any]
-    loop: Rounds
-    ledger: Ledger
-    recorder: Recorder
-    failures: FailureLog
-    checkpoints: Checkpoints
-    metadata: Mapping[str, Any]
-    saved: int = -1  # rounds of the newest checkpoint
-    since: float = field(default_factory=time.perf_counter)
-
-    @staticmethod
-    def begin(
-        recipe: OptimiseRecipe,
-        loaded: LoadedPolicy,
-        method: MemoryMethod,
-        settings: Mapping[str, Any],
-        ledger: Ledger,
-        stored: Mapping[str, Any] | None,
-    ) -> _Run:
-        """Create the loop, and restore the state of a checkpoint."""
-        folder, rewards = Path(recipe.output_dir), recipe.rewards
-        reward = rewards[0] if len(rewards) == 1 else WeightedSum(tuple(rewards), (1.0,) * len(rewards))
-        own, of_screen = (torch.Generator(device_of(loaded.policy)).manual_seed(recipe.seed) for _ in range(2))
-        parts = method.parts(loaded.policy, of_screen, **{name: settings[name] for name in method.of_parts})
-        metadata = {**loaded.metadata, "policy": recipe.policy, "rewards": reward_names(rewards)}
-        recorder, failures = Recorder(folder), FailureLog(folder)
-        if stored is None:
-            recorder.restore(None)
-            failures.forget_after(0)
-            save(folder / REFERENCE, as_module(without_likelihood(loaded.policy)), metadata=metadata, sums=True)
-            if recipe.warm_start is not None:
-                skipped: list[str] = []
-                parts["known"] = fill_memory(reward, ledger, parts["memory"], recipe.warm_start, recipe.warm_start_calls, skipped)
-                if skipped:
-                    count = "1 line is no molecule" if len(skipped) == 1 else f"{len(skipped)} lines are no molecules, such as"
-                    print_notes([f"warm_start: {count} {skipped[0]}"])
-        config = method.rounds_config(settings)
-        loop = Rounds(loaded.policy, reward, ledger, loaded.family.key, config=config, generator=own, **parts)
-        run = _Run(recipe, settings, loop, ledger, recorder, failures, Checkpoints(folder), metadata)
-        if stored is not None:
-            run._restore(stored)
-        return run
-
-    def go(self, stop: Interrupt) -> None:
-        """Make the remaining rounds, with a line of metrics after each.
-
-        Raises:
-            Interrupted: where a stop was asked for, after a checkpoint.
-        """
-        with progress("optimising", self.recipe.max_oracle_calls, done=self.ledger.calls) as bar:
-
-            def after_round() -> None:
-                self._record()
-                self._check_scores()
-                metrics = self.loop.metrics()
-                bar.reach(self.ledger.calls, **{name: metrics[name] for name in ("best/top1", "best/top10") if name in metrics})
-                stopping = bool(stop)  # read once: a signal may come at any time
-                if stopping or self.loop.progress.rounds % self.recipe.save_rounds == 0:
-                    self._save()
-                if stopping and not (self.ledger.exhausted or self.loop.progress.ended):
-                    told = f"stopped after round {self.loop.progress.rounds}"
-                    raise Interrupted(f"{told} with {self.ledger.calls} of {self.recipe.max_oracle_calls} calls")
-
-            self.loop.run(after_round)
-        self._check_scores()  # no round was made if the budget was used up before
-        self._save()
-
-    def _check_scores(self) -> None:
-        """Stop a run whose reward returns no known score.
-
-        Raises:
-            RewardError: after a checkpoint, if none of the first :data:`UNKNOWN_CALLS` calls gave a number; NoScores if no call
-                is left.
-        """
-        calls = self.ledger.calls
-        if not len(self.loop.everything) and calls >= min(UNKNOWN_CALLS, self.recipe.max_oracle_calls):
-            self._save()
-            names = ", ".join(reward_names(self.recipe.rewards))
-            error = NoScores if self.ledger.exhausted else RewardError
-            raise error(f"reward {names}: unknown (None or NaN) for all of {calls} molecules, expected numbers")
-
-    def _record(self) -> None:
-        step, latest, now = self.loop.progress.rounds, self.loop.latest, time.perf_counter()
-        self.recorder.record(step, self.loop.metrics() | self.ledger.metrics() | {"step_time": now - self.since})
-        columns = {"sample": [entry.sample for entry in latest], "reward": [entry.score for entry in latest]}
-        self.recorder.record_samples(step, columns | {"source": [entry.source for entry in latest]})
-        self.failures.add(step, take_failures(self.recipe.rewards))
-        self.since = now
-
-    def _save(self) -> None:
-        """Write a checkpoint, unless the newest one is of this round."""
-        rounds = self.loop.progress.rounds
-        if self.saved == rounds:
-            return
-        state = {
-            "rounds": self.loop.state_dict(),
-            "ledger": self.ledger.state_dict(),
-            "rewards": [cast(Any, reward).state_dict() if remembers(reward) else None for reward in self.recipe.rewards],
-            "made": self._made(),
-            "position": self.recorder.position(),
-            "global": global_state(),
-            "device": device_of(self.loop.policy).type,
-        }
-        policy, metadata = as_module(without_likelihood(self.loop.policy)), {**self.metadata, "rounds": rounds}
-        self.checkpoints.save(rounds, policy, metadata=metadata, training=state)
-        self.saved = rounds
-
-    def _made(self) -> dict[str, Any]:
-        """Settings, names of the rewards and seed, which must be the same when a run is resumed."""
-        return {"settings": self.settings, "reward": reward_names(self.recipe.rewards), "seed": self.recipe.seed}
-
-    def _restore(self, state: Mapping[str, Any]) -> None:
-        for name, value in self._made().items():
-            check_same(name, value, state["made"][name])
-        check_device_kind(state, state["rounds"]["generator"], device_of(self.loop.policy))
-        self.ledger.catch_up()
-        check_whole("max_oracle_calls", self.recipe.max_oracle_calls, least=self.ledger.calls, note=", the calls that are paid for")
-        self.ledger.load_state_dict(state["ledger"])
-        self.loop.load_state_dict(state["rounds"])
-        for reward, kept in zip(self.recipe.rewards, state["rewards"], strict=True):
-            if kept is not None and remembers(reward):
-                cast(Any, reward).load_state_dict(kept)
-        self.recorder.restore(state["position"])
-        self.failures.forget_after(self.loop.progress.rounds)
-        restore_global_state(state["global"])
-        self.saved = self.loop.progress.rounds
-
-
-def _finish(run: _Run, family: Family) -> Optimised:
+def _finish(run: OptimiseRun, family: Family) -> Optimised:
     """Write the best molecules, the numbers of the run, its last policy and the report."""
     from discrete_grpo.runs.report.report import write_report
 

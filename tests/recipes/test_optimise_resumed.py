@@ -19,6 +19,7 @@ from discrete_grpo.core.scoring import RewardError
 from discrete_grpo.recipes import optimise as module
 from discrete_grpo.recipes.grpo_memory import TOKEN_SETTINGS
 from discrete_grpo.recipes.optimise import OptimiseRecipe, optimise
+from discrete_grpo.recipes.optimise_run import OptimiseRun
 from discrete_grpo.recipes.train import train
 from discrete_grpo.rewards.diversity import DiversityFilter
 from discrete_grpo.runs.checkpoint import CheckpointError, save
@@ -150,14 +151,14 @@ def test_an_interrupted_run_saves_and_goes_on(tmp_path: Path, monkeypatch: pytes
         return made
 
     flags: list[Interrupt] = []
-    go = module._Run.go
+    go = OptimiseRun.go
 
     def noted(self: Any, stop: Interrupt) -> None:
         flags.append(stop)
         go(self, stop)
 
     with monkeypatch.context() as patch:
-        patch.setattr(module._Run, "go", noted)
+        patch.setattr(OptimiseRun, "go", noted)
         patch.setattr(Rounds, "round", stopping)
         with pytest.raises(Interrupted, match=r"stopped after round 3 with \d+ of 120 calls"):
             run(tmp_path / "run")

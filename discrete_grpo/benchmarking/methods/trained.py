@@ -111,8 +111,8 @@ def in_rounds(
     from discrete_grpo.training.rounds_config import RoundsConfig
 
     if temperature is not None:
+        from discrete_grpo.core.description import innermost
         from discrete_grpo.policies.truncation import Truncation
-        from discrete_grpo.recipes.families import innermost
 
         innermost(policy).truncation = Truncation(temperature=temperature)
     memory = ScoredMemory() if memory is None else memory  # an empty one is False

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from discrete_grpo.core.checks import told_as
+from discrete_grpo.core.description import innermost
 from discrete_grpo.core.sample_metrics import SampleMetrics
 from discrete_grpo.datasets.own_digraphs import holds_directed, own_digraphs
 from discrete_grpo.datasets.own_graphs import is_own, labelled_splits
@@ -20,7 +21,7 @@ from discrete_grpo.domains.named_graphs import to_line
 from discrete_grpo.metrics import digraphs as metrics
 from discrete_grpo.metrics.graph_classes import check_classes, class_shares
 from discrete_grpo.metrics.graphs import read_graphs
-from discrete_grpo.recipes.families import Columns, Family, FileOptions, innermost
+from discrete_grpo.recipes.families import Columns, Family, FileOptions
 from discrete_grpo.recipes.kinds.graph_objects import lines_of
 from discrete_grpo.recipes.kinds.graph_sources import changed_source, tell_no_reference
 from discrete_grpo.recipes.kinds.graphs import LINES, labels_of, own_options, view_of, writers_of

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from discrete_grpo.core.checks import told_as
+from discrete_grpo.core.description import innermost
 from discrete_grpo.core.sample_metrics import SampleMetrics
 from discrete_grpo.datasets.graph_files import to_graphml, to_node_link
 from discrete_grpo.datasets.graph_splits import load_splits
@@ -21,7 +22,7 @@ from discrete_grpo.domains.named_graphs import Labels, batch_to_lines, lines_to_
 from discrete_grpo.metrics import graphs as metrics
 from discrete_grpo.metrics.graph_classes import check_classes, class_shares
 from discrete_grpo.metrics.suite import SuiteOptions, SuiteResult
-from discrete_grpo.recipes.families import Columns, Family, FileOptions, innermost
+from discrete_grpo.recipes.families import Columns, Family, FileOptions
 from discrete_grpo.recipes.kinds.graph_objects import lines_of
 from discrete_grpo.recipes.kinds.graph_sources import changed_source, shape_of, tell_no_reference
 from discrete_grpo.recipes.reward_kinds import check_kind

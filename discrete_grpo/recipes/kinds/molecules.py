@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from discrete_grpo.core.description import innermost
 from discrete_grpo.core.sample_metrics import SampleMetrics
 from discrete_grpo.datasets.text_files import path_named
 from discrete_grpo.domains import molecule_fields, molecule_properties
@@ -15,7 +16,7 @@ from discrete_grpo.domains.smiles import canonical_samples, parse, parse_all, to
 from discrete_grpo.metrics import molecules as metrics
 from discrete_grpo.metrics.suite import SuiteOptions, SuiteResult
 from discrete_grpo.policies.conditions import FixedSites
-from discrete_grpo.recipes.families import Columns, Family, FileOptions, innermost
+from discrete_grpo.recipes.families import Columns, Family, FileOptions
 from discrete_grpo.recipes.reward_kinds import check_judges, check_kind
 from discrete_grpo.rewards.diversity import diversity_metrics
 from discrete_grpo.rewards.ledger import molecule_key

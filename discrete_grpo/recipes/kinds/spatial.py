@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from discrete_grpo.core.csv_cells import cells_of_any_length
+from discrete_grpo.core.description import innermost
 from discrete_grpo.core.sample_metrics import SampleMetrics
 from discrete_grpo.datasets.spatial import SpatialStatistics
 from discrete_grpo.datasets.spatial_fields import decode, encode
@@ -20,7 +21,7 @@ from discrete_grpo.domains.spatial_files import perceive_bonds, read_record, sdf
 from discrete_grpo.domains.spatial_molecules import SpatialMolecule, as_spatial, from_cxsmiles, smiles_of, valid_mol
 from discrete_grpo.metrics import spatial as metrics
 from discrete_grpo.metrics.suite import SuiteOptions, SuiteResult
-from discrete_grpo.recipes.families import Columns, Family, FileOptions, innermost
+from discrete_grpo.recipes.families import Columns, Family, FileOptions
 from discrete_grpo.recipes.reward_kinds import check_kind
 from discrete_grpo.rewards.diversity import diversity_metrics
 from discrete_grpo.rewards.spatial import OfSmiles, atom_stability

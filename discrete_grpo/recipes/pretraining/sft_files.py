@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from discrete_grpo.core.checks import told_as
+from discrete_grpo.core.description import innermost
 from discrete_grpo.core.processes import is_first
 from discrete_grpo.datasets.text_files import path_named
-from discrete_grpo.recipes.families import FileOptions, innermost
+from discrete_grpo.recipes.families import FileOptions
 from discrete_grpo.recipes.loading import LoadedPolicy
 from discrete_grpo.runs.console import print_notes
 

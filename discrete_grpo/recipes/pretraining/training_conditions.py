@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from discrete_grpo.core.description import innermost
 from discrete_grpo.domains.tokenizer import Property
-from discrete_grpo.recipes.families import innermost
 from discrete_grpo.training.pretrain import Dataset
 
 __all__ = ["always_conditioned", "training_conditions"]
