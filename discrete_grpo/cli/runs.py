@@ -18,6 +18,8 @@ from discrete_grpo.runs.folder import BENCHMARK, CONFIG, LEDGER, METRICS, OPTIMI
 
 __all__ = ["resume", "start"]
 
+CALLS_COUNT = ("search", "optimise")
+"""Commands whose scored samples are results, so that a run that failed after them is kept."""
 T = TypeVar("T")
 
 
@@ -48,45 +50,27 @@ def start(command: str, arguments: Sequence[str]) -> None:
     Raises:
         UsageError: for arguments that do not fit, and for a folder that holds another run.
     """
-    from discrete_grpo.recipes.failed_runs import held
-    from discrete_grpo.runs.lock import locked_folder
+    from discrete_grpo.recipes.failed_runs import withdrawn_on_failure
 
     recipe, settings = _parsed(command, arguments)
     if not recipe.output_dir.strip():
         raise UsageError(f"output_dir: {recipe.output_dir!r}, expected the name of a folder to make")
     folder = Path(recipe.output_dir)
     _, run = recipe_of(command)
-    if not is_first():  # the first process makes the folder; the others use it inside the run
+    with withdrawn_on_failure(folder, calls_count=command in CALLS_COUNT):
+        if is_first():  # it makes the folder; the others use it inside the run
+            _write_settings(folder, command, settings)
         _guarded(folder, lambda: run(recipe))
-        return
-    before = held(folder)
+
+
+def _write_settings(folder: Path, command: str, settings: str) -> None:
+    """Make the folder of a run, and write the settings into it unless it holds another run."""
+    from discrete_grpo.runs.recorder import write_json, write_text
+
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"output_dir: {folder} cannot be made a folder ({error.strerror})") from error
-    with locked_folder(folder):
-        _write_settings(folder, command, settings)
-        _withdrawn_on_failure(folder, before, lambda: run(recipe))
-
-
-def _withdrawn_on_failure(folder: Path, before: frozenset[str] | None, run: Callable[[], object]) -> None:
-    """Run, and remove the files of a run that failed before it had results."""
-    from discrete_grpo.recipes.failed_runs import withdraw
-
-    try:
-        _guarded(folder, run)
-    except (Interrupted, KeyboardInterrupt):
-        raise
-    except Exception:
-        if not _has_results(folder, before):
-            withdraw(folder, before)
-        raise
-
-
-def _write_settings(folder: Path, command: str, settings: str) -> None:
-    """Write the settings into a folder without another run."""
-    from discrete_grpo.runs.recorder import write_json, write_text
-
     if (folder / RUN).exists():
         raise UsageError(
             f"output_dir: {folder} already holds a run; "
@@ -98,11 +82,11 @@ def _write_settings(folder: Path, command: str, settings: str) -> None:
     write_json(folder / RUN, {"command": command})
 
 
-def _has_results(folder: Path, before: frozenset[str] | None = None) -> bool:
+def _has_results(folder: Path) -> bool:
     from discrete_grpo.recipes.failed_runs import has_results
 
     command = json.loads((folder / RUN).read_text())["command"]
-    return has_results(folder, calls_count=command in ("search", "optimise"), before=before)
+    return has_results(folder, calls_count=command in CALLS_COUNT)
 
 
 def resume(folder: Path, changes: Sequence[str] = ()) -> None:

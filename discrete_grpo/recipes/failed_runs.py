@@ -30,7 +30,7 @@ from discrete_grpo.runs.folder import (
 from discrete_grpo.runs.lock import locked_folder
 from discrete_grpo.runs.settings import put_back_on_refusal
 
-__all__ = ["has_results", "held", "withdraw", "withdrawn_on_failure"]
+__all__ = ["has_results", "withdrawn_on_failure"]
 
 GIVEN = (CONFIG, RUN, "columns.jsonl", "evaluation_columns.jsonl", "test.sdf", SCORED)
 RECORDS = (METRICS, SAMPLES, REWARDS, SETTINGS, FAILURES, EVALUATION, EVALUATION_TABLES["before"], MEMORIES)
@@ -60,12 +60,12 @@ def has_results(folder: Path, *, calls_count: bool, before: frozenset[str] | Non
         ledger.close()
 
 
-def held(folder: Path) -> frozenset[str] | None:
+def _held(folder: Path) -> frozenset[str] | None:
     """Names of what a folder holds; None if there is no such folder."""
     return frozenset(path.name for path in folder.iterdir()) if folder.is_dir() else None
 
 
-def withdraw(folder: Path, before: frozenset[str] | None) -> None:
+def _withdraw(folder: Path, before: frozenset[str] | None) -> None:
     """Remove the files of a run that failed before it had results, and the folder if the run created it and it is empty.
 
     Known scores, which may have taken hours, are kept for the corrected call.
@@ -105,7 +105,7 @@ def withdrawn_on_failure(folder: Path, *, calls_count: bool) -> Iterator[None]:
     for path in (folder, *folder.parents):
         if path.exists() and not path.is_dir():
             raise ValueError(f"output_dir: {path} is a file, expected the name of a folder to make")
-    before, used = held(folder), _in_use(folder)
+    before, used = _held(folder), _in_use(folder)
     with locked_folder(folder):
         try:
             with put_back_on_refusal(folder):
@@ -115,7 +115,7 @@ def withdrawn_on_failure(folder: Path, *, calls_count: bool) -> Iterator[None]:
         except Exception:
             with suppress(OSError, ValueError, sqlite3.Error):  # the error of the run is the one to report
                 if not used and is_first() and not has_results(folder, calls_count=calls_count, before=before):
-                    withdraw(folder, before)
+                    _withdraw(folder, before)
             raise
 
 

@@ -149,7 +149,7 @@ def test_a_judge_in_the_place_of_a_preset_is_called_no_policy(refuse: Refuse) ->
         ("--grpo", "grpo: no value, expected --grpo=VALUE"),
         ("--config", "config: no value, expected --config=VALUE"),
         ("--elbo_draws=-5", "elbo_draws: -5, expected at least 1"),
-        ("--output_dir=good.smi", "output_dir: good.smi cannot be made a folder"),
+        ("--output_dir=good.smi", "output_dir: good.smi is a file, expected the name of a folder to make"),
     ],
 )
 def test_bad_fields_of_a_run_are_one_line(refuse: Refuse, argument: str, said: str) -> None:

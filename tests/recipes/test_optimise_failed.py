@@ -54,7 +54,7 @@ def test_the_error_of_the_run_is_shown_where_the_folder_cannot_be_cleaned(tmp_pa
     def locked(*_: Any, **__: Any) -> None:
         raise PermissionError("in use")
 
-    monkeypatch.setattr("discrete_grpo.recipes.failed_runs.withdraw", locked)
+    monkeypatch.setattr("discrete_grpo.recipes.failed_runs._withdraw", locked)
     with pytest.raises(RewardError, match="no oracle"):
         run(tmp_path / "run", broken)
 
