@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from discrete_grpo.benchmarking.folder import CALLS, FAILED, ROW
 from discrete_grpo.benchmarking.method import Method
 from discrete_grpo.benchmarking.suites import SUITES
 from discrete_grpo.benchmarking.task_files import at_end
@@ -35,9 +36,6 @@ if TYPE_CHECKING:
     from discrete_grpo.rewards.task import Task
 
 __all__ = [
-    "CALLS",
-    "FAILED",
-    "ROW",
     "Job",
     "by_name",
     "run_job",
@@ -48,7 +46,6 @@ __all__ = [
 
 SECONDS_PER_SAMPLE = 600.0
 """Seconds after which a sample of a pooled suite counts as not scorable."""
-ROW, FAILED, CALLS = "row.json", "failed.json", "calls.csv.gz"
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from discrete_grpo.benchmarking.plan import TABLE
+from discrete_grpo.benchmarking.folder import TABLE
 from discrete_grpo.benchmarking.results import Results
 from discrete_grpo.benchmarking.table import (
     Cell,

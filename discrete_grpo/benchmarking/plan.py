@@ -9,25 +9,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from discrete_grpo.benchmarking import checks
-from discrete_grpo.benchmarking.conditions import OWN, check_other_rows, is_done, notes_on_rows, row_conditions
+from discrete_grpo.benchmarking.existing_rows import OWN, check_other_rows, is_done, notes_on_rows, row_conditions
 from discrete_grpo.benchmarking.facts import circumstances, policy_facts
-from discrete_grpo.benchmarking.jobs import ROW, Job
+from discrete_grpo.benchmarking.folder import SCORES_FILE, benchmark_folder
+from discrete_grpo.benchmarking.jobs import Job
 from discrete_grpo.benchmarking.method import Method, as_method
 from discrete_grpo.benchmarking.methods import METHODS
 from discrete_grpo.benchmarking.suites import DEFAULT_METHODS, JOB_TIMEOUT, Suite, find_suite
-from discrete_grpo.core.checks import check_folder_name, check_range, check_whole, plain_number
-from discrete_grpo.core.json_files import plain, read_json
+from discrete_grpo.core.checks import check_range, check_whole, plain_number
+from discrete_grpo.core.json_files import plain
 from discrete_grpo.core.processes import usable_cores
 from discrete_grpo.runs.console import print_notes
-from discrete_grpo.runs.folder import BENCHMARK, RUN, check_free, check_unused
 
 if TYPE_CHECKING:
     from discrete_grpo.rewards.task import Task
 
-__all__ = ["PAGE", "PLAN", "RESULTS", "SCORES", "TABLE", "Plan", "Request", "make_plan", "no_benchmark"]
+__all__ = ["Plan", "Request", "make_plan"]
 
-PLAN, SCORES = BENCHMARK, "scores.sqlite"
-RESULTS, TABLE, PAGE = "results.json", "results.md", "results.html"
 FOR_SUITES: dict[str, Any] = {"receptors": None, "exhaustiveness": 1, "reference": None, "classifiers": None, "trusted": ()}
 """Options that only tasks of suites take, with their defaults."""
 
@@ -103,7 +101,7 @@ def make_plan(request: Request) -> Plan:
     methods = _methods(request, tasks)
     budget = default_budget if request.budget is None else request.budget
     checks.check_budget(budget, methods)
-    folder = _folder(request.output_dir, suite)
+    folder = benchmark_folder(request.output_dir, suite)
     checks.check_fit(methods, tasks)
     policy = default_policy if request.policy is None else request.policy
     with_policy = [method for method in methods if method.needs_policy]
@@ -122,7 +120,7 @@ def make_plan(request: Request) -> Plan:
             budget=budget,
             seed=seed,
             folder=folder / "jobs" / home / task.name / method.name / str(seed),
-            cache=folder / SCORES,
+            cache=folder / SCORES_FILE,
             conditions=row_conditions(home, task, method, budget, facts, made["version"]),
             made=made,
             workers=max(1, usable_cores() // request.jobs),
@@ -248,51 +246,6 @@ def _warmed(methods: list[Method], kinds: set[str], file: str | None, calls: int
     told = {"warm_start": str(file), "warm_start_calls": calls}
     more = calls or 0
     return [replace(m, settings={**m.settings, **told}, least_budget=m.least_budget + more) if m.warm else m for m in methods]
-
-
-def _folder(given: str | Path, suite: str) -> Path:
-    """The output folder, which must be new, empty or hold a benchmark of the same suite."""
-    check_folder_name("output_dir", given)
-    folder = Path(given)
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"output_dir: {folder} is a file, expected a folder")
-    before = read_json(folder / PLAN)
-    if before is not None and before.get("suite") != suite:
-        raise ValueError(
-            f"output_dir: {folder} holds a benchmark of {before.get('suite')}, expected one of {suite} or another folder"
-        )
-    if before is None and (folder / RUN).exists():
-        raise ValueError(f"output_dir: {folder} holds a run of another kind, expected a benchmark or another folder")
-    if before is None and _has_rows(folder):
-        if _has_entries(folder):
-            raise ValueError(no_benchmark(folder))
-        told = f"{PLAN}: missing or damaged, and begun anew; rows in {folder / 'jobs'} are kept"
-        print_notes([f"{told}, and those of other tasks, methods and seeds are in the table once these are asked for again"])
-    elif before is None and folder.exists():
-        check_unused(folder, own=(PLAN,))
-        for name in (RESULTS, PAGE, TABLE):
-            check_free(folder / name, b"")
-    return folder
-
-
-def _has_rows(folder: Path) -> bool:
-    return next(folder.glob(f"jobs/*/*/*/*/{ROW}"), None) is not None
-
-
-def _has_entries(folder: Path) -> bool:
-    """Whether ``results.json`` has the entries of ``benchmark.json``."""
-    return "runs" in (read_json(folder / RESULTS) or {})
-
-
-def no_benchmark(folder: Path) -> str:
-    """Error message for a folder without a readable ``benchmark.json``, with a way to restore the file."""
-    told = f"{PLAN} is {'damaged' if (folder / PLAN).exists() else 'missing'}"
-    if not _has_rows(folder):
-        return f"output_dir: {folder} holds no benchmark ({told})"
-    wanted = f"put {PLAN} back or run the benchmark again"
-    if _has_entries(folder):
-        wanted = f"copy {RESULTS}, which has the same entries, to {PLAN}"
-    return f"output_dir: {folder} holds rows in jobs, but {told}; {wanted}, or name another folder"
 
 
 def _policy(policy: Any, methods: Sequence[Method], tasks: Sequence[Task]) -> dict[str, Any]:

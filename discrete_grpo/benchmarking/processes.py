@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from discrete_grpo.benchmarking import worker
-from discrete_grpo.benchmarking.jobs import FAILED, ROW, Job, by_name, write_failure
+from discrete_grpo.benchmarking.folder import FAILED, ROW
+from discrete_grpo.benchmarking.jobs import Job, by_name, write_failure
 from discrete_grpo.core.importable import dumps_importable
 from discrete_grpo.core.interrupt import Interrupt, Interrupted
 from discrete_grpo.core.json_files import read_json

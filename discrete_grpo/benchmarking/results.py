@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from discrete_grpo.benchmarking.conditions import is_misplaced
-from discrete_grpo.benchmarking.jobs import FAILED, ROW
-from discrete_grpo.benchmarking.plan import PAGE, PLAN, RESULTS, Plan, no_benchmark
+from discrete_grpo.benchmarking.existing_rows import is_misplaced
+from discrete_grpo.benchmarking.folder import FAILED, PAGE, PLAN, RESULTS, ROW, no_benchmark
+from discrete_grpo.benchmarking.plan import Plan
 from discrete_grpo.benchmarking.table import Table, cell_text, column_name, make_table, seed_text, total_text
 from discrete_grpo.core.checks import did_you_mean
 from discrete_grpo.core.json_files import read_json, write_json

@@ -8,12 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from discrete_grpo.benchmarking.conditions import is_done
-from discrete_grpo.benchmarking.jobs import FAILED, ROW, Job, by_name, run_job
+from discrete_grpo.benchmarking.existing_rows import is_done
+from discrete_grpo.benchmarking.folder import FAILED, ROW, SCORES_FILE
+from discrete_grpo.benchmarking.jobs import Job, by_name, run_job
 from discrete_grpo.benchmarking.markdown import write_markdown
 from discrete_grpo.benchmarking.method import Method
 from discrete_grpo.benchmarking.page import write_page
-from discrete_grpo.benchmarking.plan import SCORES, Plan, Request, make_plan
+from discrete_grpo.benchmarking.plan import Plan, Request, make_plan
 from discrete_grpo.benchmarking.processes import portable, run_in_processes
 from discrete_grpo.benchmarking.results import Results, note_run, notes_on_misplaced, read_results, write_results
 from discrete_grpo.benchmarking.suites import JOB_TIMEOUT
@@ -134,7 +135,7 @@ def benchmark(
 def _run(plan: Plan, request: Request) -> None:
     from discrete_grpo.rewards import cache
 
-    move_if_damaged(plan.folder / SCORES, cache.SCORES)
+    move_if_damaged(plan.folder / SCORES_FILE, cache.SCORES)
     todo = [job for job in plan.jobs if not is_done(job)]  # also since the plan was made, before the folder was locked
     done = len(plan.jobs) - len(todo)
     if done:

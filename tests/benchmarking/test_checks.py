@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 import torch
 
-from discrete_grpo.benchmarking import checks, plan, runner
-from discrete_grpo.benchmarking.jobs import ROW
+from discrete_grpo.benchmarking import checks, runner
+from discrete_grpo.benchmarking.folder import PLAN, ROW
 from discrete_grpo.benchmarking.method import as_method
 from discrete_grpo.benchmarking.plan import Request, make_plan
 from discrete_grpo.benchmarking.runner import benchmark
@@ -140,7 +140,7 @@ def test_the_elements_of_policies() -> None:
         (lambda folder: (folder / "run.json").write_text('{"command": "train"}'), "holds a run of another kind"),
         (lambda folder: (folder / "metrics.jsonl").touch(), "holds results of another run (metrics.jsonl)"),
         (
-            lambda folder: (folder / plan.PLAN).write_text('{"suite": "guacamol"}'),
+            lambda folder: (folder / PLAN).write_text('{"suite": "guacamol"}'),
             "holds a benchmark of guacamol",
         ),
     ],

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from discrete_grpo.benchmarking.jobs import ROW
+from discrete_grpo.benchmarking.folder import ROW
 from discrete_grpo.benchmarking.plan import Request, make_plan
 from discrete_grpo.recipes.families import SamplerOptions
 from discrete_grpo.recipes.loading import load_policy

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from discrete_grpo.benchmarking.facts import file_digest
-from discrete_grpo.benchmarking.jobs import CALLS, ROW, Job
+from discrete_grpo.benchmarking.folder import CALLS, ROW
+from discrete_grpo.benchmarking.jobs import Job
 from discrete_grpo.benchmarking.method import Method
 from discrete_grpo.benchmarking.methods import METHODS
 from discrete_grpo.benchmarking.task_files import FILES, files_of, unwatched
