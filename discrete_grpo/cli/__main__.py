@@ -44,27 +44,29 @@ def _dispatch(arguments: Sequence[str]) -> None:
         from discrete_grpo.cli.help import run_help
 
         print(run_help(command))
-        raise SystemExit(0)
     elif command in RUNS:
-        from discrete_grpo.cli.allocator import keep_freed_memory
+        _prepare()
         from discrete_grpo.cli.runs import start
-        from discrete_grpo.cli.threads import limit_spinning
 
-        limit_spinning()
-        keep_freed_memory()
         start(command, rest)
     elif command in COMMANDS:
-        from discrete_grpo.cli.allocator import keep_freed_memory
+        _prepare()
         from discrete_grpo.cli.arguments import read_arguments
         from discrete_grpo.cli.calls import call
-        from discrete_grpo.cli.threads import limit_spinning
 
-        limit_spinning()
-        keep_freed_memory()
         call(command, read_arguments(command, rest))
     else:
         hint = f"{did_you_mean(command, COMMANDS)} ".lstrip()
         raise UsageError(f"command: {command!r} is unknown; {hint}known: {', '.join(COMMANDS)}")
+
+
+def _prepare() -> None:
+    """Set what has to be set before torch is imported."""
+    from discrete_grpo.cli.allocator import keep_freed_memory
+    from discrete_grpo.cli.threads import limit_spinning
+
+    limit_spinning()
+    keep_freed_memory()
 
 
 def _printable(text: str) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from discrete_grpo.cli.bundled import about_bundled
 from discrete_grpo.core.checks import did_you_mean
 from discrete_grpo.runs.folder import RUN
 
@@ -114,10 +115,8 @@ def preset_path(command: str, name: str) -> Path:
     if name not in known:
         if not known:
             raise UsageError(f"preset: {name!r}, expected options alone or a YAML file: {command} has no presets")
-        from discrete_grpo.cli.listing import bundled  # it imports this module
-
         hint = did_you_mean(name, known)
-        if command == "train" and name in bundled()["bundled policies"]:
+        if command == "train" and name in about_bundled()["bundled policies"]:
             hint = f"it is a bundled policy, which is given to a preset as --policy={name};"
         elif _is_file(Path(name)):
             hint = f"it is a file; data are given as --data={name};"

@@ -3,67 +3,19 @@
 from __future__ import annotations
 
 import ast
-import importlib.resources
-import json
-from collections.abc import Iterator
-from typing import Any, NamedTuple
 
+from discrete_grpo.cli.bundled import about_bundled, bundled_checkpoints
 from discrete_grpo.cli.commands import RUNS, preset_about
 from discrete_grpo.cli.signatures import find
 from discrete_grpo.rewards.reference import public_rewards
 
-__all__ = ["KnownReward", "known_rewards", "print_list"]
-
-
-class KnownReward(NamedTuple):
-    """A reward of this package.
-
-    Attributes:
-        path: its import path.
-        about: the first line of its docstring.
-        signature: the name with its arguments, such as ``Similarity(target, radius=2)``; of a function, the name alone.
-    """
-
-    path: str
-    about: str
-    signature: str
-
-
-WORDS = {"spatial": "molecules in space", "digraphs": "directed graphs"}
-"""Names for the samples of a kind, if they differ from the name of the kind."""
-
-
-def known_rewards() -> dict[str, KnownReward]:
-    """The public rewards of this package by name, read from their source without importing them."""
-    found = public_rewards().values()
-    return {one.name: KnownReward(f"{one.module}.{one.name}", one.about, one.signature) for one in found}
-
-
-def _checkpoints() -> Iterator[tuple[Any, dict[str, Any]]]:
-    """The folder and the configuration of each bundled checkpoint."""
-    folder = importlib.resources.files("discrete_grpo.bundled")
-    for place in sorted((p for p in folder.iterdir() if (p / "config.json").is_file()), key=lambda p: p.name):
-        yield place, json.loads((place / "config.json").read_text(encoding="utf-8"))
-
-
-def bundled() -> dict[str, dict[str, str]]:
-    """One line about each bundled checkpoint, by role and name."""
-    found: dict[str, dict[str, str]] = {"bundled policies": {}, "bundled judges and classifiers": {}}
-    for place, config in _checkpoints():
-        metadata = config["metadata"]
-        kind, data = metadata.get("kind", "molecules"), metadata.get("data", {})
-        trained = f"trained on {data.get('name', 'unknown data')}{' and by GRPO' if 'grpo_steps' in metadata else ''}"
-        if kind in ("judge", "classifier"):
-            found["bundled judges and classifiers"][place.name] = f"a {kind}, {trained}"
-        else:
-            found["bundled policies"][place.name] = f"a policy of {WORDS.get(kind, kind)}, {trained}"
-    return found
+__all__ = ["print_list"]
 
 
 def _print_checkpoints() -> None:
     """Print the network, the training, the size and the licence of the data of each bundled checkpoint."""
-    lines = bundled()
-    for place, config in _checkpoints():
+    lines = about_bundled()
+    for place, config in bundled_checkpoints():
         part, metadata = config["policy"], config["metadata"]
         while "policy" in part["init_args"]:  # a wrapper
             part = part["init_args"]["policy"]
@@ -113,10 +65,10 @@ def print_list(what: str | None = None) -> None:
     for command in RUNS:
         if about := preset_about(command):
             _print_section(f"presets for {command}", about)
-    for title, lines in bundled().items():
+    for title, lines in about_bundled().items():
         _print_section(title, lines)
     print("rewards, by name or by import path:")
-    for reward in known_rewards().values():
+    for reward in public_rewards().values():
         print(f"  {reward.signature}\n      {reward.about}")
     print()
     named = _keys("discrete_grpo.datasets.synthetic_graphs", "NAMED_SETS")

@@ -14,9 +14,9 @@ from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
 from discrete_grpo.cli.commands import UsageError
 from discrete_grpo.cli.importing import imported
-from discrete_grpo.cli.listing import known_rewards
 from discrete_grpo.cli.type_words import is_plain, type_words
 from discrete_grpo.core.checks import did_you_mean
+from discrete_grpo.rewards.reference import public_rewards
 
 __all__ = ["complete_reward", "make_reward", "with_argument"]
 
@@ -103,7 +103,7 @@ def _full_path(name: str) -> str:
     """The import path of a name; a path is returned unchanged."""
     if not name.isidentifier():
         return name
-    known = known_rewards()
+    known = public_rewards()
     same = [name] if name in known else [other for other in known if other.casefold() == name.casefold()]
     if len(same) != 1:
         hint = f"{did_you_mean(name, known)} ".lstrip()

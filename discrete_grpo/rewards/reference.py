@@ -73,6 +73,11 @@ class RewardEntry:
     example: str
     source: str
 
+    @property
+    def path(self) -> str:
+        """The import path."""
+        return f"{self.module}.{self.name}"
+
 
 def public_rewards() -> dict[str, RewardEntry]:
     """Find the public rewards by name, in the order of the page."""

@@ -21,8 +21,9 @@ from discrete_grpo import rewards
 from discrete_grpo.cli import main
 from discrete_grpo.cli.commands import RUNS, presets, recipe_of
 from discrete_grpo.cli.help import MOST_USED, TOPICS, options, options_of, run_help, topics
-from discrete_grpo.cli.listing import known_rewards, print_list
+from discrete_grpo.cli.listing import print_list
 from discrete_grpo.cli.signatures import Definition
+from discrete_grpo.rewards.reference import public_rewards
 from discrete_grpo.training.config import GRPOConfig
 
 ROOT = Path(__file__).parents[2]
@@ -171,7 +172,7 @@ def test_each_bundled_policy_is_described_from_its_checkpoint(capsys: pytest.Cap
 
 
 def test_every_public_reward_is_listed_with_a_line_and_its_arguments(capsys: pytest.CaptureFixture[str]) -> None:
-    true, read = real_rewards(), known_rewards()
+    true, read = real_rewards(), public_rewards()
     assert set(read) == set(true)
     assert {"qed", "Similarity", "DiversityFilter", "Docking", "NovelTo", "RewardPool"} <= set(read)
     print_list()

@@ -22,7 +22,6 @@ import torch
 from rdkit import Chem
 
 from discrete_grpo.cli import main
-from discrete_grpo.cli.listing import known_rewards
 from discrete_grpo.datasets.enumeration import load_enumerated
 from discrete_grpo.datasets.molecules import statistics
 from discrete_grpo.models.graph_transformer import NetworkSizes
@@ -32,6 +31,7 @@ from discrete_grpo.rewards.cache import ScoreCache
 from discrete_grpo.rewards.external import ExternalReward
 from discrete_grpo.rewards.identity import Unidentified, identify, reward_identity
 from discrete_grpo.rewards.ledger import Ledger
+from discrete_grpo.rewards.reference import public_rewards
 from discrete_grpo.runs.checkpoint import save
 from discrete_grpo.runs.recorder import read_samples
 from tests import identity_cases
@@ -192,7 +192,7 @@ def test_a_global_that_is_set_from_elsewhere_counts(folder: Path) -> None:
 
 BUNDLED = """
 import functools, json
-from discrete_grpo.cli.listing import known_rewards
+from discrete_grpo.rewards.reference import public_rewards
 from discrete_grpo.rewards import combine, external, molecules, pool
 from discrete_grpo.rewards.identity import reward_identity
 from discrete_grpo.rewards.pool_worker import find, resolve
@@ -209,7 +209,7 @@ arguments = {
     "NovelTo": {"reward": molecules.qed, "data": "planar-16"},
 }
 made = {
-    name: resolve(known.path, arguments.get(name)) for name, known in known_rewards().items()
+    name: resolve(known.path, arguments.get(name)) for name, known in public_rewards().items()
     if known.path.split(".")[2] in PLAIN and name != "ModuleReward"  # which needs a module
 }
 made["sum"] = combine.WeightedSum.of({molecules.qed: 1.0, molecules.logp: 0.5})
@@ -227,7 +227,7 @@ def test_every_bundled_reward_is_the_same_in_every_process(processes: list[list[
     assert first == second == third
     others = {"DiversityContribution", "DiversityFilter", "MeanDistance", "Docking", "ExternalReward", "ModuleReward"}
     others |= {"RewardPool", "WeightedSum", "Gated", "Task", "Classifier"}  # the last two have tests of their own
-    assert set(known_rewards()) - others <= set(first)
+    assert set(public_rewards()) - others <= set(first)
     assert [name for name, identity in first.items() if identity is None] == ["NovelTo"]  # it compares the samples of a batch
     assert first.pop("pool") == first["logp"]
     assert len(set(first.values())) == len(first)
