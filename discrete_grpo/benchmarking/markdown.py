@@ -12,6 +12,7 @@ from discrete_grpo.benchmarking.results import Results
 from discrete_grpo.benchmarking.table import (
     Cell,
     Published,
+    Table,
     cell_text,
     column_name,
     known_optima,
@@ -33,7 +34,7 @@ def write_markdown(results: Results) -> Path:
     about, path = results.about, results.folder / TABLE
     lines = [f"AUC top-10 within {about['budget']:,} calls, {seed_text(about['seeds'])}. Mean ± standard deviation over seeds."]
     if published := _comparable(about):
-        lines.append(f"Published columns are of {PUBLISHED_BUDGET:,} calls, as their authors gave them.")
+        lines.append(f"The second table has published rows of {PUBLISHED_BUDGET:,} calls, as their authors gave them.")
     if any(one.name.endswith("*") for one in published):
         lines.append("Those with * scored a data set before the first counted call.")
     with atomic_write(path, "w") as file:
@@ -47,39 +48,54 @@ def _comparable(about: Mapping[str, Any]) -> list[Published]:
 
 
 def markdown_table(results: Results) -> str:
-    """AUC top-10 by task, one column per method, then one per published method, with sums below.
+    """AUC top-10 by task, one column per method with sums below; then the published methods beside the first of these.
 
     The best mean of a task is bold where several methods were run on it. Published numbers are those of their authors; ``*`` marks
-    methods that prescreen. They are left out if the rows have another budget. The last column is the largest known score of a
-    sample, where one other than 1 is known.
+    methods that prescreen. They are left out if the rows have another budget. The last column of the first table is the largest
+    known score of a sample, where one other than 1 is known.
     """
-    table, published, optima = results.table(), _comparable(results.about), known_optima(results.about)
+    table, published = results.table(), _comparable(results.about)
+    names = {method: column_name(results.about, method) for method in table.methods}
+    tables = [_measured(table, names, known_optima(results.about))]
+    if published:
+        tables.append(_beside_published(table, names, published))
+    return "\n".join(tables)
+
+
+def _measured(table: Table, names: Mapping[str, str], optima: Mapping[str, str]) -> str:
+    """The methods that were run."""
     rows = []
     for task in table.tasks:
         cells = [table.cells[task, method] for method in table.methods]
         means = [cell.mean for cell in cells if cell.mean is not None]
         best = max(means) if len(means) > 1 else None
+        rows.append([task, *(_text(cell, best) for cell in cells), *([optima[task]] if optima else [])])
+    rows.append(["sum (tasks)", *(total_text(table.totals[method]) for method in table.methods), *(["–"] if optima else [])])
+    return _lines(["task", *names.values(), *(["largest score"] if optima else [])], rows)
+
+
+def _beside_published(table: Table, names: Mapping[str, str], published: Sequence[Published]) -> str:
+    """The published methods, and the first of the methods that were run."""
+    first = table.methods[0]
+    rows = []
+    for task in table.tasks:
         known = [one.scores.get(task) for one in published]
         theirs = ["–" if score is None else f"{score:.3f}" for score in known]
-        rows.append([task, *(_text(cell, best) for cell in cells), *theirs, *([optima[task]] if optima else [])])
-    sums = [total_text(table.totals[method]) for method in table.methods]
+        rows.append([task, cell_text(table.cells[task, first]), *theirs])
+    sums = [total_text(table.totals[first])]
     for one in published:
         scores = [one.scores[task] for task in table.tasks if task in one.scores]
         sums.append(f"{math.fsum(scores):.3f} ({len(scores)})")
-    rows.append(["sum (tasks)", *sums, *(["–"] if optima else [])])
-    names = [column_name(results.about, method) for method in table.methods]
-    head = ["task", *names, *(one.name for one in published), *(["largest score"] if optima else [])]
-    return "\n".join(_lines(head, rows)) + "\n"
+    rows.append(["sum (tasks)", *sums])
+    return _lines(["task", f"{names[first]} (here)", *(one.name for one in published)], rows)
 
 
 def _text(cell: Cell, best: float | None) -> str:
     return f"**{cell_text(cell)}**" if cell.mean is not None and cell.mean == best else cell_text(cell)
 
 
-def _lines(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterable[str]:
-    yield _line(head)
-    yield _line(["---"] * len(head))
-    yield from map(_line, rows)
+def _lines(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    return "".join(f"{_line(cells)}\n" for cells in (head, ["---"] * len(head), *rows))
 
 
 def _line(cells: Iterable[str]) -> str:
