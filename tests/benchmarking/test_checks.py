@@ -273,7 +273,7 @@ def test_a_function_is_a_method_of_its_name() -> None:
         ({"settings": {"stepp": 1}}, r"methods: walk\(.*\(got an unexpected keyword argument 'stepp'\)"),
         ({"settings": [1]}, r"settings: \[1\], expected a mapping"),
         ({"least_budget": "3"}, r"least_budget: '3', expected a whole number, at least 1"),
-        ({"kinds": ("molecule",)}, r"kinds: \('molecule',\), expected some of 'molecules', 'graphs', 'text' in a tuple"),
+        ({"task_kinds": ("molecule",)}, r"task_kinds: \('molecule',\), expected some of 'molecules', 'graphs', 'text' in a tuple"),
         ({"policy_kinds": "tokens"}, r"policy_kinds: 'tokens', expected some of 'tokens', 'graph', 'masked text' in a tuple"),
         ({"name": 3}, "name: a int, expected a text"),
     ],
