@@ -44,6 +44,7 @@ def _dispatch(arguments: Sequence[str]) -> None:
         from discrete_grpo.cli.help import run_help
 
         print(run_help(command))
+        raise SystemExit(0)  # as argparse does for the other commands
     elif command in RUNS:
         _prepare()
         from discrete_grpo.cli.runs import start
