@@ -233,6 +233,7 @@ def test_recipes_check_their_values() -> None:
 def test_loading_takes_rounds_and_truncation_anew(pair: tuple[str, str]) -> None:
     policy = load_text_policy(pair[0], rounds=5, temperature=0.5, top_k=3, top_p=0.9)
     assert (policy.rounds, policy.truncation.temperature, policy.truncation.top_k, policy.truncation.top_p) == (5, 0.5, 3, 0.9)
+    assert policy.encode.__self__ is policy, "not the method of the policy that was loaded"  # type: ignore[attr-defined]
     with pytest.raises(CheckpointError, match="holds a TextScorer, expected a policy that fills blanks in text"):
         load_text_policy(pair[1])
     with pytest.raises(ValueError, match="top_p: 2, expected more than 0 and at most 1"):
