@@ -21,7 +21,7 @@ def bundled_checkpoints() -> Iterator[tuple[Any, dict[str, Any]]]:
 
 
 def about_bundled() -> dict[str, dict[str, str]]:
-    """One line about each bundled checkpoint, by role and name."""
+    """Describe each bundled checkpoint in one line, by role and name."""
     found: dict[str, dict[str, str]] = {"bundled policies": {}, "bundled judges and classifiers": {}}
     for place, config in bundled_checkpoints():
         metadata = config["metadata"]

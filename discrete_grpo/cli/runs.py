@@ -167,7 +167,8 @@ def _guarded(folder: Path, run: Callable[[], object]) -> None:
 
         if not lost_process(error):
             raise
-        told = f"processes: another process of this run has ended ({str(error).splitlines()[0]})"
+        reason = str(error).splitlines()[0].split(". ")[0]  # without the advice that follows it
+        told = f"processes: the others of this run cannot be reached, as when one of them has ended ({reason})"
         again = f"; continue with: discrete-grpo resume {quote(str(folder))}, by the same launcher" if _has_results(folder) else ""
         raise RuntimeError(told + again) from error
     if is_first():

@@ -8,7 +8,7 @@ from typing import Any
 from discrete_grpo.core.reward_arguments import reward_name
 from discrete_grpo.recipes.families import Family, View
 
-__all__ = ["check_judges", "check_kind", "kind_of", "seen_by"]
+__all__ = ["check_judges", "check_kind", "kind_of", "rewards_for"]
 
 REWARDS = "discrete_grpo.rewards"
 MODULES = {
@@ -75,7 +75,7 @@ def check_judges(policy: Any, rewards: Sequence[Any]) -> None:
             reward.check(policy.tokenizer.tokens)
 
 
-def seen_by(rewards: Sequence[Any], policy: Any, family: Family, view: View) -> list[Any]:
+def rewards_for(rewards: Sequence[Any], policy: Any, family: Family, view: View) -> list[Any]:
     """Check rewards against the samples of a policy, and wrap them so that each receives samples in the form that it expects.
 
     Args:

@@ -17,7 +17,7 @@ from discrete_grpo.core.scoring import take_failures
 from discrete_grpo.recipes.conditions import prepare_columns, tell_unread
 from discrete_grpo.recipes.families import Family, SamplerOptions, View, check_view
 from discrete_grpo.recipes.loading import LoadedPolicy, load
-from discrete_grpo.recipes.reward_kinds import seen_by
+from discrete_grpo.recipes.reward_kinds import rewards_for
 from discrete_grpo.recipes.reward_workers import in_workers
 from discrete_grpo.recipes.sample import as_text, device_of, moved
 from discrete_grpo.rewards.ledger import open_ledger
@@ -106,7 +106,7 @@ def _search(recipe: SearchRecipe, resume: bool) -> SearchResult:
     loaded = load(recipe.policy, recipe, seed=recipe.seed)
     _check_refinable(recipe.policy, loaded)
     policy, family = moved(loaded.policy, recipe.device), loaded.family
-    rewards = seen_by(rewards, loaded.policy, family, recipe.rewards_see)
+    rewards = rewards_for(rewards, loaded.policy, family, recipe.rewards_see)
     conditions = prepare_columns(loaded, None if recipe.columns is None else [recipe.columns])
     tell_unread(loaded.policy, conditions, scaffolds=family.scaffolds(loaded.policy))
     names = reward_names(rewards)

@@ -23,7 +23,7 @@ from discrete_grpo.recipes.families import Columns, View, check_view
 from discrete_grpo.recipes.loading import LoadedPolicy, class_name, load, policy_object
 from discrete_grpo.recipes.offline import KEPT, OfflineOptions, offline_trainer, scored_samples
 from discrete_grpo.recipes.reward_changes import tell_changed_rewards
-from discrete_grpo.recipes.reward_kinds import seen_by
+from discrete_grpo.recipes.reward_kinds import rewards_for
 from discrete_grpo.recipes.reward_memories import RewardMemories
 from discrete_grpo.recipes.reward_workers import in_workers
 from discrete_grpo.recipes.run_length import check_run_length
@@ -231,7 +231,7 @@ def run_train(
         changed = tell_changed_settings(folder, recipe.settings | told, resume=resume, fixed=("policy", *kept))
         check_run_length(folder, "grpo", recipe.grpo, changed)
     given = recipe.rewards
-    recipe = replace(recipe, reward=seen_by(given, loaded.policy, loaded.family, recipe.rewards_see))
+    recipe = replace(recipe, reward=rewards_for(given, loaded.policy, loaded.family, recipe.rewards_see))
     metadata = {**loaded.metadata, "policy": recipe.policy, "rewards": reward_names(recipe.rewards)}
     with in_workers(recipe.rewards, recipe.reward_workers) as rewards:
         return _run(replace(recipe, reward=rewards), loaded, given, processes, metadata, resume, functions)

@@ -229,8 +229,9 @@ def test_the_end_of_another_process_is_told_with_how_to_go_on(
     monkeypatch.setattr("discrete_grpo.cli.runs.recipe_of", lambda name: (None, run))
     assert main(["train", "--output_dir=run"]) == 2
     said = capsys.readouterr().err
-    told = "discrete-grpo: error: processes: another process of this run has ended ([pair.cc:537] Read error"
-    assert said.startswith(told) == (count == "2")
+    told = "processes: the others of this run cannot be reached, as when one of them has ended"
+    reason = "([pair.cc:537] Read error [127.0.0.1]:9433: Connection reset by peer)"
+    assert said.startswith(f"discrete-grpo: error: {told} {reason}") == (count == "2")
     assert ("continue with: discrete-grpo resume run" in said) == (count == "2")
 
 

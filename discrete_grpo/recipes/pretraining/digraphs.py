@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["digraph_policy", "run_pretrain_digraphs"]
 
-POLICIES_TOLD = "directed graphs"
+POLICY_WORDS = "directed graphs"
 """These policies in the words of error messages."""
 WEIGHT = 5.0
 """Weight of the pairs in the loss, as in that of undirected graphs."""
@@ -55,7 +55,7 @@ def digraph_policy(
         ValueError: for an option that directed graphs do not have, or if noise ``marginal`` has no frequencies of arcs, since no
             graph has two nodes.
     """
-    options, sizes = options or DiffusionOptions(), equivariant_sizes(network or NetworkSizes(), POLICIES_TOLD)
+    options, sizes = options or DiffusionOptions(), equivariant_sizes(network or NetworkSizes(), POLICY_WORDS)
     _check_options(options)
     check_has_pairs(options.noise, data.arcs)
     labels, schedule = data.labels, _schedule(options)
@@ -83,7 +83,7 @@ def _schedule(options: DiffusionOptions) -> Schedule:
 
 def _check_options(options: DiffusionOptions) -> None:
     """Raise ValueError for an option that a policy over fields does not have."""
-    check_plain(options, ("precondition",), POLICIES_TOLD)
+    check_plain(options, ("precondition",), POLICY_WORDS)
     if options.train_distortion != options.sample_distortion:
         told = f"{options.sample_distortion!r} with train_distortion {options.train_distortion!r}"
         raise ValueError(f"sample_distortion: {told}, expected the same with directed graphs")

@@ -15,9 +15,9 @@ from discrete_grpo.policies.fields import Field, FieldPolicy
 from discrete_grpo.recipes.pretraining.diffusion import DiffusionOptions
 from discrete_grpo.recipes.pretraining.field_options import check_plain, equivariant_network, equivariant_sizes
 
-__all__ = ["POLICIES_TOLD", "ChargeOptions", "check_field_options", "molecule_field_policy"]
+__all__ = ["POLICY_WORDS", "ChargeOptions", "check_field_options", "molecule_field_policy"]
 
-POLICIES_TOLD = "charges as a field"
+POLICY_WORDS = "charges as a field"
 """These policies in the words of error messages."""
 """Name of such policies in error messages."""
 
@@ -51,9 +51,9 @@ class ChargeOptions(DiffusionOptions):
 
 def check_field_options(options: DiffusionOptions, sizes: NetworkSizes | None = None) -> None:
     """Raise ``ValueError`` for an option that a policy with charges as a field does not have."""
-    check_plain(options, ("precondition", "train_distortion", "sample_distortion"), POLICIES_TOLD)
+    check_plain(options, ("precondition", "train_distortion", "sample_distortion"), POLICY_WORDS)
     if sizes is not None:
-        equivariant_sizes(sizes, POLICIES_TOLD)
+        equivariant_sizes(sizes, POLICY_WORDS)
 
 
 def molecule_field_policy(

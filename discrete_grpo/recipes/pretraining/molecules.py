@@ -39,7 +39,7 @@ from discrete_grpo.recipes.pretraining.fitting import fit, fresh_metrics
 from discrete_grpo.recipes.pretraining.held_out import NOISY_DRAWS, hold_out, with_held_out
 from discrete_grpo.recipes.pretraining.measured import measured_columns, measured_values
 from discrete_grpo.recipes.pretraining.molecule_fields import (
-    POLICIES_TOLD,
+    POLICY_WORDS,
     ChargeOptions,
     check_field_options,
     molecule_field_policy,
@@ -265,7 +265,7 @@ def _joint(recipe: PretrainRecipe, data: Molecules, measured: Sequence[str], net
 def _with_field(recipe: PretrainRecipe, data: Molecules) -> _Parts:
     """A policy with the charges as a field."""
     stats = field_statistics(_statistics(recipe, data))
-    policy = molecule_field_policy(stats, equivariant_sizes(recipe.network, POLICIES_TOLD), recipe, seed=recipe.pretrain.seed)
+    policy = molecule_field_policy(stats, equivariant_sizes(recipe.network, POLICY_WORDS), recipe, seed=recipe.pretrain.seed)
     if isinstance(data, ShardedMolecules):
         return policy, ShardedFieldMolecules(data, stats.fields), stats.to_json()
     return policy, FieldMolecules(data, stats.fields), stats.to_json()

@@ -32,7 +32,7 @@ from discrete_grpo.recipes.families import SamplerOptions
 from discrete_grpo.recipes.kinds.molecules import MOLECULES
 from discrete_grpo.recipes.loading import load
 from discrete_grpo.recipes.pretraining.field_options import equivariant_sizes
-from discrete_grpo.recipes.pretraining.molecule_fields import POLICIES_TOLD, ChargeOptions, molecule_field_policy
+from discrete_grpo.recipes.pretraining.molecule_fields import POLICY_WORDS, ChargeOptions, molecule_field_policy
 from discrete_grpo.recipes.pretraining.molecules import PretrainRecipe
 from discrete_grpo.recipes.pretraining.pretrain import pretrain
 from discrete_grpo.recipes.sample import sample, sample_file
@@ -145,7 +145,7 @@ def test_search_and_refinement_start_from_its_molecules(pretrained: Path, work: 
 
 def test_options_reach_the_fields() -> None:
     options = ChargeOptions(kernel="flow", noise="absorbing", charge_weight=0.25, charge_exponent=2.0, num_steps=7)
-    made = molecule_field_policy(STATS, equivariant_sizes(TINY, POLICIES_TOLD), options)
+    made = molecule_field_policy(STATS, equivariant_sizes(TINY, POLICY_WORDS), options)
     fields: dict[str, Any] = {field.name: field for field in (*made.node_fields, *made.edge_fields)}
     assert {name: field.weight for name, field in fields.items()} == {"atom": 1.0, "charge": 0.25, "bond": 5.0}
     schedules = {name: field.kernel.noise.schedule for name, field in fields.items()}
@@ -165,7 +165,7 @@ def test_options_reach_the_fields() -> None:
     ],
 )
 def test_every_noise_draws_molecules_and_has_a_loss(options: dict[str, Any]) -> None:
-    made = molecule_field_policy(STATS, equivariant_sizes(TINY, POLICIES_TOLD), ChargeOptions(num_steps=4, **options))
+    made = molecule_field_policy(STATS, equivariant_sizes(TINY, POLICY_WORDS), ChargeOptions(num_steps=4, **options))
     random = torch.Generator().manual_seed(0)
     drawn = made.sample([Context(k) for k in range(6)], generator=random).samples
     assert all(text is None or isinstance(text, str) for text in drawn)
@@ -185,9 +185,7 @@ def test_neutral_molecules_have_one_class_of_charge(work: Path) -> None:
 
 
 def test_the_kit() -> None:
-    made = molecule_field_policy(
-        STATS, EquivariantSizes(**vars(equivariant_sizes(TINY, POLICIES_TOLD))), ChargeOptions(num_steps=3)
-    )
+    made = molecule_field_policy(STATS, EquivariantSizes(**vars(equivariant_sizes(TINY, POLICY_WORDS))), ChargeOptions(num_steps=3))
     report = check_policy(made, [Context(k // 2) for k in range(4)], samples=200, skip=("learning",))
     assert report.passed, str(report)
 
