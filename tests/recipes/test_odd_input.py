@@ -95,8 +95,11 @@ def test_rewards_for_another_kind_are_refused_in_every_view(tmp_path: Path) -> N
         dg.train("planar-16", dag_valid, rewards_see="networkx", output_dir=tmp_path / "a")
     with pytest.raises(ValueError, match="reward: atom_stability is for molecules in space"):
         dg.train("qm9-3d", atom_stability, rewards_see="smiles", output_dir=tmp_path / "b")
+    short: dict[str, Any] = {"rounds": 0, "population": 1, "children": 1, "num_steps": 2}
     with pytest.raises(ValueError, match="reward: dag_valid is for directed graphs"):
-        run_search(SearchRecipe(policy="planar-16", reward=dag_valid, rewards_see="networkx", output_dir=str(tmp_path / "c")))
+        run_search(
+            SearchRecipe(policy="planar-16", reward=dag_valid, rewards_see="networkx", output_dir=str(tmp_path / "c"), **short)
+        )
 
 
 def test_a_data_set_of_pyg_is_a_list_and_one_graph_is_not() -> None:
