@@ -1,13 +1,16 @@
-"""One thread, here and in every process that a test starts: for speed on small tensors and the same bits everywhere."""
+"""What every test needs: one thread, here and in the processes that it starts, for speed and the same bits; and Ctrl-C."""
 
 import gc
 import os
+import signal
 
 import torch
 
 torch.set_num_threads(1)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # no pool of processes that each import torch
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell script starts commands in the background this way: make test &
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _not_synced(handle: int) -> None:
