@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from discrete_grpo.benchmarking.folder import TABLE
 from discrete_grpo.benchmarking.results import Results
 from discrete_grpo.benchmarking.table import (
+    PUBLISHED_BUDGET,
     Cell,
     Published,
     Table,
@@ -23,10 +23,6 @@ from discrete_grpo.benchmarking.table import (
 from discrete_grpo.core.atomic import atomic_write
 
 __all__ = ["markdown_table", "write_markdown"]
-
-
-PUBLISHED_BUDGET = 10_000
-"""Calls of the published rows."""
 
 
 def write_markdown(results: Results) -> Path:
@@ -67,9 +63,7 @@ def _measured(table: Table, names: Mapping[str, str], optima: Mapping[str, str])
     rows = []
     for task in table.tasks:
         cells = [table.cells[task, method] for method in table.methods]
-        means = [cell.mean for cell in cells if cell.mean is not None]
-        best = max(means) if len(means) > 1 else None
-        rows.append([task, *(_text(cell, best) for cell in cells), *([optima[task]] if optima else [])])
+        rows.append([task, *(_text(cell, table.best(task)) for cell in cells), *([optima[task]] if optima else [])])
     rows.append(["sum (tasks)", *(total_text(table.totals[method]) for method in table.methods), *(["–"] if optima else [])])
     return _lines(["task", *names.values(), *(["largest score"] if optima else [])], rows)
 
@@ -82,11 +76,8 @@ def _beside_published(table: Table, names: Mapping[str, str], published: Sequenc
         known = [one.scores.get(task) for one in published]
         theirs = ["–" if score is None else f"{score:.3f}" for score in known]
         rows.append([task, cell_text(table.cells[task, first]), *theirs])
-    sums = [total_text(table.totals[first])]
-    for one in published:
-        scores = [one.scores[task] for task in table.tasks if task in one.scores]
-        sums.append(f"{math.fsum(scores):.3f} ({len(scores)})")
-    rows.append(["sum (tasks)", *sums])
+    totals = [table.totals[first], *(one.total(table.tasks) for one in published)]
+    rows.append(["sum (tasks)", *map(total_text, totals)])
     return _lines(["task", f"{names[first]} (here)", *(one.name for one in published)], rows)
 
 

@@ -7,10 +7,10 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from discrete_grpo.benchmarking.markdown import PUBLISHED_BUDGET
 from discrete_grpo.benchmarking.results import Results
 from discrete_grpo.benchmarking.suites import SUITES
 from discrete_grpo.benchmarking.table import (
+    PUBLISHED_BUDGET,
     Cell,
     Table,
     cell_text,
@@ -138,10 +138,8 @@ def _tasks(table: Table, about: Mapping[str, Any]) -> str:
     """AUC top-10 by task and method, the best mean of a task in bold."""
     rows, optima = [], known_optima(about)
     for task in table.tasks:
-        means = [cell.mean for method in table.methods if (cell := table.cells[task, method]).mean is not None]
-        best = max(means, default=None)
-        known = [optima[task]] if optima else []
-        rows.append((escape(task), *(_cell(table.cells[task, method], best) for method in table.methods), *known))
+        cells = [_cell(table.cells[task, method], table.best(task)) for method in table.methods]
+        rows.append((escape(task), *cells, *([optima[task]] if optima else [])))
     names = [escape(column_name(about, method)) for method in table.methods] + (["largest score"] if optima else [])
     return _section("tasks", "AUC top-10 by task", "", _html_table(("task", *names), rows))
 
@@ -167,9 +165,8 @@ def _published(table: Table, about: Mapping[str, Any]) -> str:
     ours = [m for m in table.methods if table.totals[m].tasks]
     rows = []
     for one in published:
-        scores = [one.scores[task] for task in table.tasks if task in one.scores]
         cells = [_beside(table, method, one.scores) for method in ours]
-        rows.append((escape(one.name), f"{sum(scores):.3f} ({len(scores)})", _sentence(one.uncounted), *cells))
+        rows.append((escape(one.name), total_text(one.total(table.tasks)), _sentence(one.uncounted), *cells))
     note = (
         f"Sums of AUC top-10 within {PUBLISHED_BUDGET:,} calls as published, over the tasks of this table, and the difference of "
         "each of our methods to them over the tasks that it finished with every seed. * prescreened."

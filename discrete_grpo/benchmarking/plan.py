@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -26,8 +26,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Plan", "Request", "make_plan"]
 
-FOR_SUITES: dict[str, Any] = {"receptors": None, "exhaustiveness": 1, "reference": None, "classifiers": None, "trusted": ()}
-"""Options that only tasks of suites take, with their defaults."""
+DOCKING_OPTIONS = ("receptors", "exhaustiveness", "reference")
+"""Options that only suites with docking tasks take."""
+CLASSIFIER_OPTIONS = ("classifiers", "trusted")
+"""Options that only suites with classifiers take."""
 
 
 @dataclass(frozen=True)
@@ -142,9 +144,7 @@ def _tasks(request: Request) -> tuple[str, list[Task], Any, int]:
         return suite.name, _of_suite(suite, request), suite.policy, suite.budget
     given = list(request.suite.values()) if isinstance(request.suite, Mapping) else request.suite
     tasks: list[Task] = list(given) if isinstance(given, Sequence) else [given]
-    for name, default in FOR_SUITES.items():
-        if (value := getattr(request, name)) != default:
-            raise ValueError(f"{name}: {value!r}, expected none with tasks of your own, which have their settings")
+    _check_defaults(request, DOCKING_OPTIONS + CLASSIFIER_OPTIONS, "since tasks of your own have their settings")
     for one in request.tasks or ():
         if not isinstance(one, str):
             raise ValueError(f"tasks: {one!r}, expected the name of a task, since tasks of your own are in place of the suite here")
@@ -159,14 +159,19 @@ def _tasks(request: Request) -> tuple[str, list[Task], Any, int]:
     return OWN, checks.chosen("tasks", cast("Sequence[str] | None", request.tasks), known), default, 10_000
 
 
+def _check_defaults(request: Request, names: Sequence[str], reason: str) -> None:
+    """Refuse options that were given although the tasks do not take them."""
+    defaults = {one.name: one.default for one in fields(Request)}
+    for name in names:
+        if (value := getattr(request, name)) != defaults[name]:
+            raise ValueError(f"{name}: {value!r}, expected none, {reason}")
+
+
 def _of_suite(suite: Suite, request: Request) -> list[Task]:
-    for name in ("classifiers", "trusted"):
-        if not suite.classified and (value := getattr(request, name)) != FOR_SUITES[name]:
-            raise ValueError(f"{name}: {value!r}, expected none, since no task of {suite.name} has a classifier")
+    if not suite.classified:
+        _check_defaults(request, CLASSIFIER_OPTIONS, f"since no task of {suite.name} has a classifier")
     if suite.fixed:
-        for name in ("receptors", "exhaustiveness", "reference"):
-            if (value := getattr(request, name)) != FOR_SUITES[name]:
-                raise ValueError(f"{name}: {value!r}, expected none, since the tasks of {suite.name} dock nothing")
+        _check_defaults(request, DOCKING_OPTIONS, f"since the tasks of {suite.name} dock nothing")
     check_whole("exhaustiveness", request.exhaustiveness, least=1)
     known = suite.tasks(request.receptors, request.exhaustiveness, request.reference)
     reserved: Mapping[str, str] = {}

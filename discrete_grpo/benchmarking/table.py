@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 __all__ = [
+    "PUBLISHED_BUDGET",
     "Cell",
     "Published",
     "Table",
@@ -26,6 +27,8 @@ __all__ = [
 
 Row = Mapping[str, Any]
 SEARCH = "search of its settings"
+PUBLISHED_BUDGET = 10_000
+"""Calls of the published rows."""
 PRESCREEN = f"scores of all of ZINC250k, made before the first counted call (prescreen); {SEARCH}"
 
 
@@ -86,6 +89,11 @@ class Table:
     common_totals: Mapping[str, Total]
     ranks: Mapping[str, float | None]
 
+    def best(self, task: str) -> float | None:
+        """The highest mean of a task; None where fewer than two methods have one, as there is nothing to compare then."""
+        means = [cell.mean for method in self.methods if (cell := self.cells[task, method]).mean is not None]
+        return max(means) if len(means) > 1 else None
+
 
 @dataclass(frozen=True)
 class Published:
@@ -94,6 +102,11 @@ class Published:
     name: str
     scores: Mapping[str, float]
     uncounted: str
+
+    def total(self, tasks: Sequence[str]) -> Total:
+        """The sum of its scores over those of the tasks that it has."""
+        scores = [self.scores[task] for task in tasks if task in self.scores]
+        return Total(math.fsum(scores) if scores else None, None, len(scores))
 
 
 def mean_and_spread(values: Sequence[float]) -> tuple[float | None, float | None]:

@@ -95,7 +95,7 @@ def refused(**request: Any) -> str:
         ({"suite": "pmo", "trusted": ["a.b"]}, "trusted: ['a.b'], expected none without a folder of classifiers"),
         ({"suite": "pmo", "tasks": ["gsk3b"]}, "classifiers: none given, expected the folder of gsk3b.skops or gsk3b.onnx"),
         ({"suite": "pmo", "classifiers": "nowhere"}, "classifiers: 'nowhere' holds none of drd2.skops, gsk3b.skops, jnk3.skops"),
-        ({"receptors": "."}, "receptors: '.', expected none with tasks of your own"),
+        ({"receptors": "."}, "receptors: '.', expected none, since tasks of your own have their settings"),
         ({"methods": ["random"], "policy": "smiles-zink"}, "policy: 'smiles-zink' is no checkpoint folder"),
         (
             {"suite": [PHOSPHORUS], "methods": ["best-of-prior"], "policy": "qm9-small"},

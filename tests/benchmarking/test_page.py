@@ -102,6 +102,21 @@ def test_the_page_is_whole_and_asks_for_nothing(tmp_path: Path) -> None:
     assert "12,345 parameters" in text
 
 
+def test_the_best_of_several_methods_is_bold(tmp_path: Path) -> None:
+    alone = [row("one", "m1", seed, 0.3) for seed in (0, 1)]
+    assert "<b>0.300 ± 0.000" not in text_of(tmp_path, alone, [])
+    text = text_of(tmp_path, [*alone, *(row("one", "m2", seed, 0.2) for seed in (0, 1))], [])
+    assert re.findall(r"<b>(0\.\d+ ±[^<]*)", text) == ["0.300 ± 0.000"]
+
+
+def test_published_sums_are_over_the_tasks_of_the_table(tmp_path: Path) -> None:
+    text = text_of(tmp_path, [row("one", "m1", seed, 0.3) for seed in (0, 1)], [])
+    table = text[text.index('id="published"') :]
+    assert re.findall(r'<th scope="row">([^<]*)</th><td>([^<]*)', table)[:2] == [
+        ("REINVENT", "0.500 (1)"), ("GenMol*", "0.900 (1)"),
+    ]  # fmt: skip
+
+
 def test_colours_are_those_of_the_methods_with_the_largest_sums(tmp_path: Path) -> None:
     rows = [row("one", m, seed, 0.1 * k) for k, m in enumerate(METHODS) for seed in (0, 1)]
     rows += [row("two", m, seed, 0.5) for m in METHODS[5:7] for seed in (0, 1)]
