@@ -19,6 +19,7 @@ from discrete_grpo.core.rollout import Reward, as_module
 from discrete_grpo.core.scoring import shown_value
 from discrete_grpo.policies.options import graph_part, without_likelihood
 from discrete_grpo.recipes.conditions import check_unconditional
+from discrete_grpo.recipes.devices import to_device
 from discrete_grpo.recipes.failed_runs import withdrawn_on_failure
 from discrete_grpo.recipes.families import Family
 from discrete_grpo.recipes.grpo_memory import check_warm_start
@@ -29,7 +30,6 @@ from discrete_grpo.recipes.optimise_run import OptimiseRun
 from discrete_grpo.recipes.reward_changes import tell_changed_rewards
 from discrete_grpo.recipes.reward_memories import RewardMemories
 from discrete_grpo.recipes.reward_workers import in_workers
-from discrete_grpo.recipes.sample import moved
 from discrete_grpo.rewards.auc import auc_spacing, auc_top_k
 from discrete_grpo.rewards.ledger import open_ledger
 from discrete_grpo.runs.checkpoint import Checkpoints, load_training, save, withdraw_export
@@ -238,7 +238,7 @@ def _loaded(
         MOLECULES.decode(found.policy, found.metadata)
     metadata = found.metadata if own_decoder else {**found.metadata, "kind": MOLECULES.name}
     drawn = method.drawing(found.policy, **{name: settings[name] for name in method.of_policy})
-    return LoadedPolicy(moved(drawn, recipe.device), MOLECULES, metadata), method, settings
+    return LoadedPolicy(to_device(drawn, recipe.device), MOLECULES, metadata), method, settings
 
 
 def _finish(run: OptimiseRun, family: Family) -> Optimised:

@@ -16,11 +16,11 @@ from discrete_grpo.core.reward_arguments import remembers, reward_names
 from discrete_grpo.core.rollout import as_module
 from discrete_grpo.core.scoring import NoScores, RewardError, take_failures
 from discrete_grpo.policies.options import without_likelihood
+from discrete_grpo.recipes.devices import device_of
 from discrete_grpo.recipes.grpo_memory import fill_memory
 from discrete_grpo.recipes.loading import LoadedPolicy
 from discrete_grpo.recipes.memory_methods import MemoryMethod
 from discrete_grpo.recipes.method_settings import check_same
-from discrete_grpo.recipes.sample import device_of
 from discrete_grpo.rewards.combine import WeightedSum
 from discrete_grpo.rewards.ledger import Ledger
 from discrete_grpo.runs.checkpoint import Checkpoints, save

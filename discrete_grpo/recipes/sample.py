@@ -17,10 +17,11 @@ from discrete_grpo.core.condition_cells import condition_cells
 from discrete_grpo.core.description import description
 from discrete_grpo.core.drawing import draw, evaluating
 from discrete_grpo.core.option_names import check_keywords
-from discrete_grpo.core.rollout import Context, as_module
+from discrete_grpo.core.rollout import Context
 from discrete_grpo.datasets.text_files import suffix_of
 from discrete_grpo.domains.sample_text import sample_text
 from discrete_grpo.recipes.conditions import check_read, prepare_columns, read_columns
+from discrete_grpo.recipes.devices import device_of, to_device
 from discrete_grpo.recipes.families import Columns, Family, SamplerOptions, family_of
 from discrete_grpo.recipes.loading import LoadedPolicy, load, with_sampler
 from discrete_grpo.runs.console import print_notes, print_table, progress
@@ -28,8 +29,6 @@ from discrete_grpo.runs.recorder import write_bytes
 
 __all__ = [
     "as_text",
-    "device_of",
-    "moved",
     "output_path",
     "plain_columns",
     "sample",
@@ -83,7 +82,7 @@ def sample(
         with evaluating(policy):  # which other options would leave a network of the caller's in
             drawn = with_sampler(policy, options or SamplerOptions())
         found = _prepared(drawn, found)
-    return sample_policy(moved(drawn, device), n, seed=seed, batch_size=batch_size, columns=found)[0]
+    return sample_policy(to_device(drawn, device), n, seed=seed, batch_size=batch_size, columns=found)[0]
 
 
 def _prepared(policy: Any, given: list[Columns] | None) -> list[Columns] | None:
@@ -95,28 +94,6 @@ def _prepared(policy: Any, given: list[Columns] | None) -> list[Columns] | None:
     loaded = LoadedPolicy(policy, family_of(told, policy), told)
     check_read(policy, given, scaffolds=loaded.family.scaffolds(policy))
     return prepare_columns(loaded, given)
-
-
-def device_of(policy: Any) -> torch.device:
-    """The device of a policy's parameters."""
-    return next(as_module(policy).parameters()).device
-
-
-def moved(policy: Any, device: str | torch.device | None) -> Any:
-    """The policy after a move to ``device``; None leaves it where it is.
-
-    Raises:
-        ValueError: for a device that torch does not know or that this machine does not have.
-    """
-    if device is None:
-        return policy
-    try:
-        return as_module(policy).to(torch.device(device))
-    except (RuntimeError, AssertionError) as error:
-        more = [torch.accelerator.current_accelerator()] if torch.accelerator.is_available() else []
-        here = " or ".join(str(one.type) for one in [torch.device("cpu"), *more] if one is not None)
-        said = str(error).splitlines()[0]
-        raise ValueError(f"device: {str(device)!r}, expected one of this machine: {here} ({said})") from error
 
 
 def sample_policy(
@@ -264,7 +241,7 @@ def _drawn(
     alone = given if scaffold is None else given or []
     check_read(loaded.policy, alone, scaffolds=loaded.family.scaffolds(loaded.policy))
     conditions = prepare_columns(loaded, given, scaffold)
-    return sample_policy(moved(loaded.policy, device), n, seed=seed, columns=conditions)
+    return sample_policy(to_device(loaded.policy, device), n, seed=seed, columns=conditions)
 
 
 def _check_ending(path: Path, checkpoint: str, family: Family) -> None:

@@ -15,11 +15,12 @@ from discrete_grpo.core.reward_arguments import check_at_least_one, reward_names
 from discrete_grpo.core.rollout import is_refinable
 from discrete_grpo.core.scoring import take_failures
 from discrete_grpo.recipes.conditions import prepare_columns, tell_unread
+from discrete_grpo.recipes.devices import device_of, to_device
 from discrete_grpo.recipes.families import Family, SamplerOptions, View, check_view
 from discrete_grpo.recipes.loading import LoadedPolicy, load
 from discrete_grpo.recipes.reward_kinds import rewards_for
 from discrete_grpo.recipes.reward_workers import in_workers
-from discrete_grpo.recipes.sample import as_text, device_of, moved
+from discrete_grpo.recipes.sample import as_text
 from discrete_grpo.rewards.ledger import open_ledger
 from discrete_grpo.runs.console import print_notes, print_table
 from discrete_grpo.runs.failures import FailureLog
@@ -105,7 +106,7 @@ def _search(recipe: SearchRecipe, resume: bool) -> SearchResult:
     )
     loaded = load(recipe.policy, recipe, seed=recipe.seed)
     _check_refinable(recipe.policy, loaded)
-    policy, family = moved(loaded.policy, recipe.device), loaded.family
+    policy, family = to_device(loaded.policy, recipe.device), loaded.family
     rewards = rewards_for(rewards, loaded.policy, family, recipe.rewards_see)
     conditions = prepare_columns(loaded, None if recipe.columns is None else [recipe.columns])
     tell_unread(loaded.policy, conditions, scaffolds=family.scaffolds(loaded.policy))

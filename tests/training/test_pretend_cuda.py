@@ -9,7 +9,7 @@ import torch
 
 from discrete_grpo.core.categorical import sample
 from discrete_grpo.models.connectivity import effective_resistance
-from discrete_grpo.recipes.sample import moved
+from discrete_grpo.recipes.devices import to_device
 from discrete_grpo.training.network import compile_network
 from discrete_grpo.training.optim import adamw
 from tests.pretend_cuda import CUDA, DeviceError, pretending
@@ -108,5 +108,5 @@ def test_weights_on_cuda_have_the_fused_optimizer() -> None:
 def test_a_device_that_is_not_there_is_named() -> None:
     for name in ("cuda:99", "teapot"):
         with pytest.raises(ValueError, match=f"device: '{name}', expected one of this machine"):
-            moved(transformer_policy(), name)
-    assert moved(transformer_policy(), None).device == moved(transformer_policy(), "cpu").device == torch.device("cpu")
+            to_device(transformer_policy(), name)
+    assert to_device(transformer_policy(), None).device == to_device(transformer_policy(), "cpu").device == torch.device("cpu")
