@@ -1,4 +1,4 @@
-"""Rewards of one name: whether they are one reward, since a ledger keeps scores by the name of the reward."""
+"""Checks that rewards with equal names are the same reward, since a ledger keeps scores by the name of the reward."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["check_same_reward"]
 
 
 def check_same_reward(name: str, before: Reward, now: Reward) -> None:
-    """Refuse a reward whose name another one has, and pass the same one, also where it was made anew or moved to other processes.
+    """Refuse a reward with the name of another one; the same reward is accepted, also if it was created again or moved to workers.
 
     Rewards are the same if they have the same identity (:func:`~discrete_grpo.rewards.identity.identify`), or, where one has none,
     the same code and the same rewards inside.

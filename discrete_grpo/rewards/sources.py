@@ -39,7 +39,7 @@ _LITERAL = re.compile(r"""(["'])((?:(?!\1)[^\\\n])+)\1""")
 
 
 class Unidentified(Exception):
-    """A reward that cannot be told from an edited version of itself; the text says what is the matter with it."""
+    """A reward cannot be distinguished from an edited version of itself; the message gives the reason."""
 
 
 # -- files
@@ -239,7 +239,7 @@ def imported_inside(code: types.CodeType, package: str | None) -> Iterator[str]:
 
 
 class Sources:
-    """The modules and scripts that a reward is made of; filled by whoever looks at the reward, then hashed.
+    """Collects the modules and scripts that a reward is made of, and hashes them.
 
     Args:
         ignore: files that do not count where they are named.

@@ -139,7 +139,7 @@ class GRPOConfig:
         torch_compile: Compile the layers of the networks; the first updates wait for the compiler. On CUDA, a step of sampling
             graphs is recorded as a CUDA graph too.
         checkpoint_layers: Recompute activations in the backward pass, which saves memory; None keeps the setting of the network.
-        full_determinism: Let torch take ordered algorithms alone in draws and updates, so that two runs on one kind of GPU give the
+        full_determinism: Use only deterministic algorithms in draws and updates, so that two runs on one kind of GPU give the
             same bits: slower, and the environment variable CUBLAS_WORKSPACE_CONFIG must be :4096:8 or :16:8 on CUDA.
         seed: Random seed of the run, 0 to 2^32 - 1.
         generation_shards: Number of independent random streams in which groups are drawn, a multiple of the number of processes.
@@ -336,7 +336,7 @@ class PretrainConfig:
         cuda_graphs: On CUDA, record the passes of each kind of batch as a CUDA graph, which launches all their kernels at once and
             gives the same bits: faster for batches of one shape, such as graphs of equal size. Other devices ignore it.
         checkpoint_layers: Recompute activations in the backward pass, which saves memory; None keeps the setting of the network.
-        full_determinism: Let torch take ordered algorithms alone in updates, so that two runs on one kind of GPU give the same
+        full_determinism: Use only deterministic algorithms in updates, so that two runs on one kind of GPU give the same
             bits: slower, and the environment variable CUBLAS_WORKSPACE_CONFIG must be :4096:8 or :16:8 on CUDA.
         seed: Random seed of the run, 0 to 2^32 - 1.
         log_steps: Number of updates between lines of metrics, at least 1.

@@ -65,7 +65,7 @@ def read_rows(
 ) -> tuple[list[TrainRows], StepChoice]:
     """Rows and chosen steps of one shard from a checkpoint; only classes of the ``trusted`` packages are built.
 
-    Units are counted again if ``config`` has another importance sampling level than the run had, as the loss has it at once.
+    Units are counted again if ``config`` has another importance sampling level than the run had, since the loss uses it at once.
     """
     rows = [_rows(d, trusted, device) for d in state["draws"]]
     steps = tuple(s.to(device) for s in state["choice"]["steps"])

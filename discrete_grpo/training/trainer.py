@@ -64,7 +64,7 @@ class GRPOTrainer:
         run: folder for metrics, samples and checkpoints; None writes nothing to disk.
         sample_metrics: function that computes extra metrics from the samples of a generation, such as their validity, in the
             first process; a :class:`~discrete_grpo.core.sample_metrics.SampleMetrics` has each process describe its own.
-        metadata: JSON values that every checkpoint stores, beside what the policy has been described with.
+        metadata: JSON values that every checkpoint stores, in addition to the metadata that is attached to the policy.
         resume: whether to continue the run in folder ``run`` from its newest checkpoint.
         ledger: counter of reward calls, which ends the run when a budget is used up; see
             :class:`~discrete_grpo.rewards.ledger.Ledger`. None means that calls are not counted.

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["digraph_policy", "run_pretrain_digraphs"]
 
 POLICY_WORDS = "directed graphs"
-"""These policies in the words of error messages."""
+"""Name of such policies in error messages."""
 WEIGHT = 5.0
 """Weight of the pairs in the loss, as in that of undirected graphs."""
 

@@ -18,7 +18,6 @@ from discrete_grpo.recipes.pretraining.field_options import check_plain, equivar
 __all__ = ["POLICY_WORDS", "ChargeOptions", "check_field_options", "molecule_field_policy"]
 
 POLICY_WORDS = "charges as a field"
-"""These policies in the words of error messages."""
 """Name of such policies in error messages."""
 
 BOND_WEIGHT = 5.0

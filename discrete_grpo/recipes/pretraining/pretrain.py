@@ -49,7 +49,7 @@ def pretrain(
     :class:`~discrete_grpo.JudgeRecipe`                  a judge of text, which is a reward and no policy
     :class:`~discrete_grpo.PretrainDigitsRecipe`         images of digits
     :class:`~discrete_grpo.PretrainSpatialRecipe`        diffusion over molecules with positions in space
-    :class:`~discrete_grpo.SFTRecipe`                    one that is there already, on samples of your own
+    :class:`~discrete_grpo.SFTRecipe`                    an existing policy, on samples of your own
     ==================================================== =================================================
 
     Args:
