@@ -191,6 +191,10 @@ AROMATIC = tuple(replace(data, edge_marginal=(*data.edge_marginal, 0.0)) for dat
 PUBLISHED = (QM9, QM9_H, ZINC, ZINC_GDPO, MOSES, GUACAMOL, PLANAR, TREE, SBM, *AROMATIC)
 
 
+LISTS = ("node_counts", "node_marginal", "edge_marginal", "atoms", "weights")
+"""Fields of :class:`TrainingData` that are lists in a file."""
+
+
 def known_data(name: DataName, edge_classes: int | None = None) -> TrainingData:
     """Return a published data set; for QM9, which has two sets of bond classes, the one with ``edge_classes`` if there is one.
 
@@ -231,10 +235,11 @@ def data_from(fields: Any, where: object) -> TrainingData:
     wrong += [f"{name} unknown" for name in fields if name not in names]
     if wrong:
         raise ValueError(f"statistics: {where}: {'; '.join(wrong[:5])}; expected {', '.join(names)}")
+    for name in LISTS:
+        if name in fields and (isinstance(fields[name], str) or not isinstance(fields[name], Sequence)):
+            raise ValueError(f"statistics: {where}: {name} is of type {type(fields[name]).__name__}, expected a list")
     try:
-        made: dict[str, Any] = {
-            k: _tuple(k, v) if isinstance(v, Sequence) and not isinstance(v, str) else v for k, v in fields.items()
-        }
+        made: dict[str, Any] = {k: _tuple(k, v) if k in LISTS else v for k, v in fields.items()}
         return TrainingData(**{"name": "given"} | made)
     except (OverflowError, TypeError, ValueError) as error:
         raise ValueError(f"statistics: {where}: {error}") from error

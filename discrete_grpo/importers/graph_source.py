@@ -281,7 +281,11 @@ def _stored_data(stored: Mapping[str, Any], path: object) -> TrainingData:
     """Read ``dataset_infos`` of a Lightning checkpoint, without the made-up last atom of an absorbing model."""
     lists: dict[Any, Any] = {k: v.flatten().tolist() if isinstance(v, Tensor) else v for k, v in stored.items()}
     for name in ("n_nodes", "node_types", "edge_types", "atom_decoder"):
-        if not isinstance(value := lists.get(name) or [], list | tuple):
+        value = lists.get(name)
+        if isinstance(value, Mapping):  # what is left of an object
+            known = "expected a tensor or a list; give dataset or statistics"
+            raise ValueError(f"{path}: dataset_infos.{name} is an object that is not read, such as a NumPy array, {known}")
+        if not isinstance(value := value or [], list | tuple):
             raise ValueError(f"{path}: dataset_infos.{name} is of type {type(value).__name__}, expected a tensor or a list")
         lists[name] = value
     classes = len(lists["node_types"])

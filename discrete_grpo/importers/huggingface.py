@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from safetensors import safe_open
 
 from discrete_grpo.core.checks import check_range
 from discrete_grpo.domains.smiles import canonical_samples
@@ -184,8 +185,20 @@ def _model(folder: Path) -> Any:
     wrong += [f"{k if isinstance(k, str) else k[0]} of another shape" for k in report["mismatched_keys"]]  # str or tuple
     if wrong:
         more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
-        raise CheckpointError(f"folder: the weights of {folder} do not fit its config.json: {'; '.join(wrong[:5])}{more}")
+        wrapper = next((p for p in ("module.", "_orig_mod.") for name in report["unexpected_keys"] if name.startswith(p)), None)
+        hint = f"; names that begin with {wrapper!r} are those of a wrapper, expected the model inside it" if wrapper else ""
+        raise CheckpointError(f"folder: the weights of {folder} do not fit its config.json: {'; '.join(wrong[:5])}{more}{hint}")
+    _check_floating(folder, {name for name, _ in model.named_parameters()})
     return model
+
+
+def _check_floating(folder: Path, parameters: set[str]) -> None:
+    """Raise CheckpointError for parameters stored in another type, such as the integers of a quantised model."""
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as stored:
+            for name in parameters.intersection(stored.keys()):
+                if (kind := stored.get_slice(name).get_dtype()).startswith(("I", "U", "BOOL", "C")):
+                    raise CheckpointError(f"folder: {file} holds {name} as {kind}, expected floating-point weights")
 
 
 @contextmanager
@@ -232,7 +245,8 @@ def _token_id(theirs: Any, token: str | None, name: str, candidates: Sequence[in
 
 def _ordinary(theirs: Any, first: int, last: int, rows: int) -> list[int]:
     """Return the ids of the library that are no special token, in order."""
-    special = {*theirs.all_special_ids, first, last}
+    marked = (k for k, token in theirs.added_tokens_decoder.items() if token.special)  # also without a role, such as BOS
+    special = {*theirs.all_special_ids, *marked, first, last}
     ids = sorted(set(theirs.get_vocab().values()) - special)
     if not ids or max(*ids, first, last) >= rows:
         raise CheckpointError(

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from torch import Tensor
+
 from discrete_grpo.core.checks import check_range, check_whole
 from discrete_grpo.importers.lightning import plain
 from discrete_grpo.runs.checkpoint import CheckpointError
@@ -66,6 +68,10 @@ class Settings:
         stored = self.get(group, name)
         if stored is None:
             return Fact(otherwise, origin)
+        if isinstance(stored, Tensor) and stored.numel() == 1:
+            stored = stored.item()
+        if stored == {}:  # what is left of an object, such as a NumPy number
+            raise CheckpointError(f"path: {self.path} stores {group}.{name} as an object that is not read, expected a number")
         if isinstance(stored, bool) or not isinstance(stored, int | float) or not math.isfinite(stored):
             raise CheckpointError(f"path: {self.path} stores {group}.{name} {brief(stored)}, expected a number")
         return Fact(stored, "file")

@@ -196,10 +196,11 @@ def below(named: Mapping[str, _T], prefix: str, first: str) -> dict[str, _T]:
 
 
 def check_tensors(found: Mapping[str, Any], expected: Mapping[str, tuple[int, ...]], where: object) -> None:
-    """Check names, shapes and finiteness of tensors.
+    """Check names, shapes, types and finiteness of tensors.
 
     Raises:
-        CheckpointError: naming the first five that are missing, unexpected or of another shape, or that hold NaN or infinity.
+        CheckpointError: naming the first five that are missing, unexpected or of another shape, or the first that is not of
+            floating-point numbers or holds NaN or infinity.
     """
     wrong = [f"{name} missing" for name in expected if not isinstance(found.get(name), Tensor)]
     wrong += [f"{name} unexpected" for name in found if name not in expected]
@@ -211,6 +212,9 @@ def check_tensors(found: Mapping[str, Any], expected: Mapping[str, tuple[int, ..
     if wrong:
         more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
         raise CheckpointError(f"path: {where} does not fit: {'; '.join(wrong[:5])}{more}")
+    if other := next((name for name in expected if not found[name].is_floating_point()), None):
+        kind = str(found[other].dtype).removeprefix("torch.")
+        raise CheckpointError(f"path: {where} holds {other} as {kind}, expected floating-point weights")
     if broken := not_finite(found):
         raise CheckpointError(f"path: {where} holds weights that are no finite numbers: {broken}")
 

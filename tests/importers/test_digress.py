@@ -191,6 +191,8 @@ def test_statistics_from_a_file(tmp_path: Path) -> None:
         ({"colour": 3}, "colour unknown"),
         ({"node_marginal": [4, 3, 2, float("inf")]}, "node_marginal: .*, expected shares >= 0 with a positive sum"),
         ({"node_marginal": [4, 3, 2, 10**400]}, "statistics: .*"),
+        ({"atoms": {"O": 1, "C": 0}}, "statistics: .*: atoms is of type dict, expected a list"),
+        ({"atoms": "CNOF"}, "statistics: .*: atoms is of type str, expected a list"),
         ({"steps": "abc"}, "steps: 'abc', expected a whole number, at least 1"),
         ({"steps": 2.5}, "steps: 2.5, expected a whole number, at least 1"),
         ({"max_weight": 0}, "max_weight: 0"),

@@ -147,6 +147,13 @@ def test_huggingface_is_rebuilt_without_its_folder_and_leaves_the_random_state(t
     assert again.network.init_args() == cast(HuggingFaceLM, policy.network).init_args()
 
 
+def test_special_tokens_without_a_role_are_not_drawn(tmp_path: Path) -> None:
+    made, _ = word_tokenizer()
+    made.add_special_tokens(["<pad>", "<unk>", "<mask>", "<s>", "</s>"])
+    hugging(tmp_path, lambda: (made, {"bos_token": "<s>", "eos_token": "</s>"}), "gpt2")
+    assert sorted(import_huggingface(tmp_path).tokenizer.tokens) == sorted(ALPHABET)
+
+
 def test_huggingface_ends_can_be_named(tmp_path: Path) -> None:
     hugging(tmp_path, word_tokenizer, "gpt2")
     policy = import_huggingface(tmp_path, bos="#", eos="<pad>")
@@ -184,6 +191,12 @@ def test_huggingface_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
         ("transformer.h.1.ln_1.weight", None, r"h\.1\.ln_1\.weight missing"),
         ("transformer.more", torch.zeros(2), r"more unexpected"),
         ("transformer.ln_f.bias", torch.zeros(3), r"ln_f\.bias of another shape"),
+        ("module.transformer.ln_f.bias", torch.zeros(3), r"begin with 'module\.' are those of a wrapper"),
+        (
+            "transformer.ln_f.bias",
+            torch.zeros(16, dtype=torch.int8),
+            r"ln_f\.bias as I8, expected floating-point",
+        ),
     ]:
         spoiled = {k: v for k, v in (whole | {name: value}).items() if v is not None}
         save_file(spoiled, tmp_path / "model.safetensors", metadata={"format": "pt"})

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from discrete_grpo.importers import import_defog, import_graph_grpo
 from discrete_grpo.importers.graph_source import _stored_data
+from discrete_grpo.importers.settings import Settings
 from discrete_grpo.runs.checkpoint import CheckpointError
 from tests.imported import QM9, defog, lightning, one_line
 from tests.importers.test_graph_files import graph_grpo, infos
@@ -42,6 +43,25 @@ def test_a_largest_weight_that_is_no_number_is_refused(stored: Any) -> None:
     with pytest.raises(ValueError, match=r"^x: dataset_infos\.max_weight is .*, expected one positive number") as error:
         _stored_data(infos("qm9", max_weight=stored), "x")
     one_line(error)
+
+
+@pytest.mark.parametrize("name", ["n_nodes", "node_types", "atom_decoder"])
+def test_lists_that_are_foreign_objects_are_refused(name: str) -> None:
+    with pytest.raises(
+        ValueError, match=rf"^x: dataset_infos\.{name} is an object that is not read, such as a NumPy array"
+    ) as error:
+        _stored_data(infos("qm9") | {name: {}}, "x")
+    one_line(error)
+
+
+@pytest.mark.parametrize("stored", [50, torch.tensor(50), {}])
+def test_a_stored_number_may_be_a_tensor(stored: Any) -> None:
+    settings = Settings("x", {"model": {"diffusion_steps": stored}})
+    if stored != {}:
+        assert settings.whole("num_steps", None, "model", "diffusion_steps", 500).value == 50
+        return
+    with pytest.raises(CheckpointError, match=r"stores model\.diffusion_steps as an object that is not read, expected a number"):
+        settings.whole("num_steps", None, "model", "diffusion_steps", 500)
 
 
 @pytest.mark.parametrize("name", ["eta", "omega"])
