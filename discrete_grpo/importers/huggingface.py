@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from safetensors import safe_open
 
 from discrete_grpo.core.checks import check_range
 from discrete_grpo.domains.smiles import canonical_samples
 from discrete_grpo.domains.tokenizer import NUM_SPECIAL, Tokenizer
-from discrete_grpo.importers.tensors import read_json
+from discrete_grpo.importers.tensors import check_floating, read_json
 from discrete_grpo.models.huggingface import HuggingFaceLM, local_settings, transformers_library, with_own_attention
 from discrete_grpo.policies.tokens import TokenPolicy
 from discrete_grpo.runs.serialization import CheckpointError
@@ -188,17 +187,9 @@ def _model(folder: Path) -> Any:
         wrapper = next((p for p in ("module.", "_orig_mod.") for name in report["unexpected_keys"] if name.startswith(p)), None)
         hint = f"; names that begin with {wrapper!r} are those of a wrapper, expected the model inside it" if wrapper else ""
         raise CheckpointError(f"folder: the weights of {folder} do not fit its config.json: {'; '.join(wrong[:5])}{more}{hint}")
-    _check_floating(folder, {name for name, _ in model.named_parameters()})
-    return model
-
-
-def _check_floating(folder: Path, parameters: set[str]) -> None:
-    """Raise CheckpointError for parameters stored in another type, such as the integers of a quantised model."""
     for file in sorted(folder.glob("*.safetensors")):
-        with safe_open(file, framework="pt") as stored:
-            for name in parameters.intersection(stored.keys()):
-                if (kind := stored.get_slice(name).get_dtype()).startswith(("I", "U", "BOOL", "C")):
-                    raise CheckpointError(f"folder: {file} holds {name} as {kind}, expected floating-point weights")
+        check_floating(file, {name for name, _ in model.named_parameters()})
+    return model
 
 
 @contextmanager

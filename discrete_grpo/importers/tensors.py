@@ -7,12 +7,12 @@ import os
 import pickle
 import pickletools
 import zipfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -24,6 +24,7 @@ __all__ = [
     "Inert",
     "below",
     "check_complete",
+    "check_floating",
     "check_tensors",
     "named_tensors",
     "network_prefix",
@@ -217,6 +218,18 @@ def check_tensors(found: Mapping[str, Any], expected: Mapping[str, tuple[int, ..
         raise CheckpointError(f"path: {where} holds {other} as {kind}, expected floating-point weights")
     if broken := not_finite(found):
         raise CheckpointError(f"path: {where} holds weights that are no finite numbers: {broken}")
+
+
+def check_floating(path: Path, names: Set[str]) -> None:
+    """Check the types of these tensors in a safetensors file, such as the integers of a quantised model, from its header.
+
+    Raises:
+        CheckpointError: naming the first that is not of floating-point numbers.
+    """
+    with safe_open(path, framework="pt") as stored:
+        for name in sorted(names & set(stored.keys())):
+            if (kind := stored.get_slice(name).get_dtype()).startswith(("I", "U", "BOOL", "C")):
+                raise CheckpointError(f"path: {path} holds {name} as {kind}, expected floating-point weights")
 
 
 def select_rows(weight: Tensor, ids: Sequence[int]) -> Tensor:

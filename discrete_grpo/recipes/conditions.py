@@ -19,6 +19,7 @@ from discrete_grpo.runs.checkpoint import BUNDLED
 from discrete_grpo.runs.folder import check_free
 from discrete_grpo.runs.recorder import write_text
 from discrete_grpo.runs.serialization import TRUSTED
+from discrete_grpo.training.compatibility import check_condition
 
 __all__ = [
     "check_read",
@@ -117,7 +118,7 @@ def prepare_columns(loaded: LoadedPolicy, given: Sequence[Columns] | None, scaff
     conditions = [family.condition(policy, loaded.metadata, condition) for condition in whole]
     for condition in conditions:
         _check_names(policy, condition)
-        _check_condition(policy, condition)
+        check_condition(policy, condition)
     return conditions
 
 
@@ -130,21 +131,10 @@ def check_unconditional(policy: Any) -> None:
 def _lack(policy: Any) -> ValueError | None:
     """The error of a policy that draws nothing without a condition; None if it draws."""
     try:
-        _check_condition(policy, {})
+        check_condition(policy, {})
     except ValueError as error:
         return error
     return None
-
-
-def _check_condition(policy: Any, condition: Columns) -> None:
-    """Raise ``ValueError`` for a condition that the policy cannot follow, and for a property that it was never trained without."""
-    if (check := getattr(policy, "check_condition", None)) is not None:
-        check(condition)
-    inner = innermost(policy)
-    if getattr(inner, "condition_dropout", None) == 0:
-        for name in [one.name for one in getattr(inner, "properties", ())]:
-            if condition.get(name) is None:
-                raise ValueError(f"{name}: None, expected a number, as the policy was trained with one always")
 
 
 def check_read(policy: Any, given: Iterable[Columns] | None, *, scaffolds: bool = False) -> None:

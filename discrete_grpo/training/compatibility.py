@@ -13,6 +13,7 @@ from torch import Tensor
 
 from discrete_grpo.core.categorical import Sites
 from discrete_grpo.core.checks import check_function, plain_number
+from discrete_grpo.core.description import innermost
 from discrete_grpo.core.own_surrogate import SurrogateFunc, own_surrogate
 from discrete_grpo.core.precision import place
 from discrete_grpo.core.processes import started_processes
@@ -25,6 +26,7 @@ from discrete_grpo.training.generation_advantages import AdvantageFunc, own_adva
 from discrete_grpo.training.sampler import check_shards, num_shards
 
 __all__ = [
+    "check_condition",
     "check_conditions",
     "check_given",
     "check_observers",
@@ -70,11 +72,18 @@ def _check_effects(config: GRPOConfig, groups: int) -> None:
 
 
 def check_given(
-    rewards: Sequence[Reward], config: GRPOConfig, columns: Sequence[Mapping[str, Any]] | None, processes: int, *, stores: bool
+    policy: Any,
+    rewards: Sequence[Reward],
+    config: GRPOConfig,
+    columns: Sequence[Mapping[str, Any]] | None,
+    processes: int,
+    *,
+    stores: bool,
 ) -> None:
     """Check the rewards and conditions of a run with these settings in ``processes`` processes.
 
     Args:
+        policy: the policy, which may need conditions.
         rewards: the rewards.
         config: the settings.
         columns: the conditions.
@@ -98,10 +107,35 @@ def check_given(
     if config.importance_sampling_level == "sequence" and config.timestep_chunk not in (None, "auto"):
         raise ValueError(f"timestep_chunk: {config.timestep_chunk}, expected none with importance_sampling_level sequence")
     check_conditions(columns)
+    _check_followed(policy, columns)
     _check_storable(columns if stores else None, config)
     for name, reward in zip(reward_names(rewards), rewards, strict=True):
         if processes > 1 and remembers(reward):
             raise ValueError(f"reward {name}: remembers samples, expected one that does not with several processes")
+
+
+def _check_followed(policy: Any, columns: Sequence[Mapping[str, Any]] | None) -> None:
+    """Check that the policy can follow each condition, or draw without one."""
+    for k, condition in enumerate([{}] if columns is None else columns):
+        try:
+            check_condition(policy, condition)
+        except ValueError as error:
+            raise ValueError(f"columns: {'None' if columns is None else f'entry {k}'}: {error}") from error
+
+
+def check_condition(policy: Any, condition: Mapping[str, Any]) -> None:
+    """Check that a policy can follow a condition, and that it has the properties that the policy was always trained with.
+
+    Raises:
+        ValueError: naming the column.
+    """
+    if (check := getattr(policy, "check_condition", None)) is not None:
+        check(condition)
+    inner = innermost(policy)
+    if getattr(inner, "condition_dropout", None) == 0:
+        for name in [one.name for one in getattr(inner, "properties", ())]:
+            if condition.get(name) is None:
+                raise ValueError(f"{name}: None, expected a number, as the policy was trained with one always")
 
 
 def _check_storable(columns: Sequence[Mapping[str, Any]] | None, config: GRPOConfig) -> None:

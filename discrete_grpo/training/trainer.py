@@ -100,7 +100,7 @@ class GRPOTrainer:
         self.rewards: list[Reward] = reward_list(reward_funcs)
         self.accelerator = accelerator()
         self.processes = ProcessGroup(self.accelerator)
-        check_given(self.rewards, config, columns, self.processes.count, stores=run is not None)
+        check_given(policy, self.rewards, config, columns, self.processes.count, stores=run is not None)
         check_own_functions(advantage_func, surrogate_func, config, len(self.rewards))
         check_on_update(on_update)
         check_observers(sample_metrics, ledger, tracker)

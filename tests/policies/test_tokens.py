@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from discrete_grpo import Context, Rollout, group_contexts, score_sites
+from discrete_grpo import Context, GRPOConfig, GRPOTrainer, Rollout, group_contexts, score_sites
 from discrete_grpo.domains.tokenizer import BOS, EOS, MASK, NUM_SPECIAL, PAD, Property, TokenBatch, Tokenizer
 from discrete_grpo.models.gpt import GPT, GPTConfig
 from discrete_grpo.policies.tokens import TokenPolicy
@@ -222,3 +224,25 @@ def test_only_some_tokens_may_be_drawn_though_prompts_have_others() -> None:
     for wrong, said in [(("a", "z"), "token 'z'"), ((), "only: no tokens"), (("",), "only: no tokens")]:
         with pytest.raises(ValueError, match=said):
             token_policy(only=wrong)
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        (None, "columns: None: core: None, expected one, as the policy was trained with one always"),
+        (
+            [{"core": "b", "p": 1.0, "q": 0.0}, {"core": "b", "p": 1.0}],
+            "columns: entry 1: q: None, expected a number, as the policy",
+        ),
+        ([{"core": "b", "p": "x", "q": 0.0}], "columns: entry 0: p: 'x', expected"),
+    ],
+)
+def test_a_trainer_refuses_conditions_that_the_policy_was_never_trained_without(columns: Any, said: str) -> None:
+    config = GRPOConfig(max_steps=1, num_generations=2, generation_batch_size=4)
+
+    def length(samples: Sequence[str]) -> list[float]:
+        return [float(len(sample)) for sample in samples]
+
+    with pytest.raises(ValueError, match=re.escape(said)):
+        GRPOTrainer(token_policy(condition_dropout=0.0), length, config, columns=columns)
+    GRPOTrainer(token_policy(condition_dropout=0.1), length, config)
