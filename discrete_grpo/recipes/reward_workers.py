@@ -9,11 +9,14 @@ from typing import Any
 from discrete_grpo.core.processes import is_first, usable_cores
 from discrete_grpo.core.reward_arguments import elsewhere, remembers, reward_name
 from discrete_grpo.core.rollout import Reward
+from discrete_grpo.rewards.external import ExternalReward
 from discrete_grpo.rewards.pool import RewardPool
 from discrete_grpo.runs.console import print_notes
 
 __all__ = ["in_workers", "tell_slow"]
 
+POOL_TIMEOUT = 60.0
+"""Seconds per sample that a pool gives a reward, besides those of external programs in it."""
 SLOW = 0.05
 """Seconds per sample above which a line says that worker processes would save time."""
 WORTH_TELLING = 5.0
@@ -35,7 +38,16 @@ def in_workers(rewards: Sequence[Reward], workers: int) -> Iterator[list[Reward]
 
 
 def _pooled(reward: Reward, workers: int, pools: ExitStack) -> Reward:
-    return pools.enter_context(RewardPool(reward, workers=workers)) if _divisible(reward) else reward
+    return pools.enter_context(RewardPool(reward, workers=workers, **_limits(reward))) if _divisible(reward) else reward
+
+
+def _limits(reward: Reward) -> dict[str, Any]:
+    """Limits of a pool that leave external programs the time, and the number of failures, that they were given."""
+    programs = [one for one in _parts(reward) if isinstance(one, ExternalReward)]
+    if not programs:
+        return {}
+    seconds = POOL_TIMEOUT + sum(one.timeout + one.start_timeout for one in programs)
+    return {"timeout": seconds} | ({"max_failures": reward.failures.limit} if isinstance(reward, ExternalReward) else {})
 
 
 def _divisible(reward: Reward) -> bool:
@@ -55,7 +67,14 @@ def _apart(reward: Any) -> bool:
 
 def _any(reward: Any, test: Callable[[Any], bool]) -> bool:
     """Whether a reward, or one inside it, passes a test."""
-    return test(reward) or any(_any(one, test) for one in getattr(reward, "inner", ()))
+    return any(map(test, _parts(reward)))
+
+
+def _parts(reward: Any) -> Iterator[Any]:
+    """The reward and those inside it."""
+    yield reward
+    for one in getattr(reward, "inner", ()):
+        yield from _parts(one)
 
 
 def tell_slow(rewards: Sequence[Reward], seconds: float, samples: int) -> None:

@@ -13,7 +13,7 @@ import hashlib
 import inspect
 import os
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
@@ -239,7 +239,8 @@ class _View:
     def _code(self, value: types.CodeType) -> Any:
         names = (value.co_names, value.co_varnames, value.co_freevars, value.co_cellvars)
         counts = (value.co_argcount, value.co_posonlyargcount, value.co_kwonlyargcount, value.co_flags)
-        return ("code", value.co_code, *names, *counts, tuple(map(self.describe, value.co_consts)))
+        covered = getattr(value, "co_exceptiontable", b"")  # since Python 3.11 the lines that a try covers are in it alone
+        return ("code", value.co_code, *names, *counts, tuple(map(self.describe, value.co_consts)), *([covered] if covered else []))
 
     def _globals(self, value: types.FunctionType, look: Callable[[Any], Any]) -> Any:
         """The globals that a function names, and what it may name in the modules among them."""
@@ -247,11 +248,17 @@ class _View:
         found = []
         for name in (name for name in names if name in value.__globals__):
             held = value.__globals__[name]
-            found.append((name, look(held)))
-            if isinstance(held, types.ModuleType) and is_user_code(held.__name__):
-                inside = {inner: vars(held)[inner] for inner in names if inner in vars(held)}
-                found += [(f"{name}.{inner}", self._lenient(part, held.__name__)) for inner, part in inside.items()]
+            found += [(name, look(held)), *self._inside(name, held, names, ())]
         return tuple(found)
+
+    def _inside(self, path: str, held: Any, names: Sequence[str], above: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
+        """What a function may name in a module of the user's, and in the modules of this one, such as ``package.module.value``."""
+        if not isinstance(held, types.ModuleType) or not is_user_code(held.__name__) or held in above:
+            return
+        for name in (name for name in names if name in vars(held)):
+            part = vars(held)[name]
+            yield f"{path}.{name}", self._lenient(part, held.__name__)
+            yield from self._inside(f"{path}.{name}", part, names, (*above, held))
 
     def _class(self, value: type) -> Any:
         rewards = any("__call__" in vars(base) for base in value.__mro__) and not issubclass(value, nn.Module)

@@ -187,8 +187,8 @@ class RewardPool:
                     self._hand_out(job)
                     self._collect(job)
                     self._look_at_clock(job)
-            except BaseException:  # Ctrl-C too: nobody may answer this call later
-                for seat in [seat for seat in self._seats if seat.task is not None]:
+            except BaseException:  # Ctrl-C too, between any two lines: a worker that counts as free may have an answer to this call
+                for seat in list(self._seats):
                     self._remove(seat)
                 raise
             return job.values

@@ -85,14 +85,23 @@ def answer(reward: Callable[..., Any], samples: Sequence[Any], columns: Mapping[
     except _Ended:
         raise
     except BaseException as error:  # SystemExit too: only the pool ends a worker
+        _failures(reward)  # those of this call
         from discrete_grpo.core.error_place import error_place  # 30 ms, and no library
 
         return f"raised {type(error).__name__}: {' '.join(str(error).split())}{error_place(error)}"
     if len(values) != len(samples):
         return f"returned {len(values)} values for {len(samples)} samples, expected one per sample"
-    take = getattr(reward, "take_failures", None)
-    failed = [(failure.sample, failure.reason) for failure in take()] if take is not None else []
+    failed = _failures(reward)
+    if len(samples) == 1:  # a reward around the one that failed may have given it another object
+        failed = [(samples[0], reason) for _, reason in failed]
     return [_checked(value, sample, failed) for value, sample in zip(values, samples, strict=True)]
+
+
+def _failures(reward: Any) -> list[tuple[Any, str]]:
+    """Samples and reasons that the reward, or one in its tuple ``inner``, has recorded since the last call."""
+    take, inner = getattr(reward, "take_failures", None), getattr(reward, "inner", ())
+    own = [(failure.sample, failure.reason) for failure in take()] if callable(take) else []
+    return own + [entry for part in (inner if isinstance(inner, tuple) else ()) for entry in _failures(part)]
 
 
 async def _wait(values: Any) -> Any:

@@ -198,7 +198,8 @@ class Rounds:
             self.memory.add([(entry.key, entry.sample, entry.score)], entry.source)
         self.remember_drawable(entries)
         if self.screen is not None and entries:
-            self.screen.observe([entry.sample for entry in entries], torch.tensor([entry.score for entry in entries]))
+            scores = torch.tensor([entry.score for entry in entries], dtype=torch.float64)
+            self.screen.observe([entry.sample for entry in entries], scores)
 
     def remember_drawable(self, entries: Sequence[Remembered]) -> None:
         """Add the samples that the policy can draw to ``drawable``, if there is one."""

@@ -19,6 +19,7 @@ from discrete_grpo.recipes.search import SearchRecipe
 from discrete_grpo.recipes.train import TrainRecipe, run_train
 from discrete_grpo.rewards.combine import WeightedSum
 from discrete_grpo.rewards.diversity import DiversityFilter
+from discrete_grpo.rewards.external import ExternalReward
 from discrete_grpo.rewards.graph_views import GraphView
 from discrete_grpo.rewards.molecules import logp, qed
 from discrete_grpo.rewards.pool import RewardPool
@@ -102,6 +103,13 @@ def test_what_stays_in_this_process_is_said(capsys: pytest.CaptureFixture[str]) 
     with in_workers([qed, memory], 0) as rewards:
         assert rewards == [qed, memory]
     assert capsys.readouterr().err == ""
+
+
+def test_external_programs_keep_their_limits() -> None:
+    program = ExternalReward(["cat"], timeout=600.0, start_timeout=100.0, max_failures=None)
+    with in_workers([program, WeightedSum((program, qed), (1.0, 1.0)), qed], 1) as rewards:
+        found = [(reward.timeout, reward.failures.limit) for reward in rewards if isinstance(reward, RewardPool)]
+    assert found == [(760.0, None), (760.0, 32), (60.0, 32)]
 
 
 def test_what_cannot_be_sent_is_one_line() -> None:

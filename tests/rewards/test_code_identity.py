@@ -11,7 +11,7 @@ import pytest
 from rdkit import Chem
 from rdkit.Chem import QED
 
-from discrete_grpo.rewards.identity import code_identity
+from discrete_grpo.rewards.identity import code_identity, identify
 from discrete_grpo.rewards.sources import imported_inside
 
 
@@ -125,3 +125,35 @@ def test_a_molecule_is_the_same_after_it_was_used() -> None:
     mol.HasSubstructMatch(pattern)
     Chem.GetSSSR(mol)
     assert code_identity(score) == before is not None
+
+
+@pytest.mark.parametrize("use", ["package_deep.inner.deep.WEIGHT", "package_deep.inner.deep.weight()"])
+def test_what_is_named_through_several_modules_counts(use: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "package_deep" / "inner").mkdir(parents=True)
+    for folder in ("package_deep", "package_deep/inner"):
+        (tmp_path / folder / "__init__.py").write_text("")
+    (tmp_path / "package_deep/inner/deep.py").write_text("WEIGHT = 1.0\ndef weight():\n    return WEIGHT\n")
+    (tmp_path / "task_deep.py").write_text(
+        f"import package_deep.inner.deep\ndef score(samples):\n    return [{use} for _ in samples]\n"
+    )
+    module, deep = importlib.import_module("task_deep"), importlib.import_module("package_deep.inner.deep")
+    before = identify(module.score), code_identity(module.score)
+    monkeypatch.setattr(deep, "WEIGHT", 2.0)
+    after = identify(module.score), code_identity(module.score)
+    assert None not in after
+    assert not set(before) & set(after)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="the bytecode differs before")
+def test_the_lines_that_a_try_covers_count() -> None:
+    """Their bytecode can be the same."""
+    covered = "def score(x):\n    try:\n        y = f(x)\n        return g(y)\n    except ValueError:\n        return 0.0\n"
+    free = "def score(x):\n    try:\n        y = f(x)\n    except ValueError:\n        return 0.0\n    else:\n        return g(y)\n"
+    made = []
+    for text in (covered, free):
+        names: dict[str, Any] = {"__name__": "cell_of_a_notebook"}
+        exec(text, names)
+        made.append(names["score"])
+    assert made[0].__code__.co_exceptiontable != made[1].__code__.co_exceptiontable
+    assert code_identity(made[0]) != code_identity(made[1])

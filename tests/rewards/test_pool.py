@@ -22,6 +22,7 @@ import pytest
 from discrete_grpo.core.reward_arguments import reward_name
 from discrete_grpo.core.scoring import RewardError, score_samples
 from discrete_grpo.rewards.cache import ScoreCache
+from discrete_grpo.rewards.combine import WeightedSum
 from discrete_grpo.rewards.external import ExternalReward
 from discrete_grpo.rewards.identity import reward_identity
 from discrete_grpo.rewards.ledger import Ledger
@@ -370,6 +371,19 @@ def test_an_interrupted_call_leaves_no_answers_for_the_next() -> None:
         assert pool([0.0, 0.01, 0.0]) == [0.0, 0.01, 0.0]
 
 
+def test_an_interrupt_before_an_answer_is_read_leaves_no_answer_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with RewardPool(pool_rewards.slow_first, workers=1) as pool:
+        pool([0.0])
+        monkeypatch.setattr(pool._seats[0].worker, "receive", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            pool([0.01])
+        monkeypatch.undo()
+        assert pool([0.02, 0.03]) == [0.02, 0.03]
+
+
 # -- with the rest
 
 
@@ -377,6 +391,15 @@ def test_a_reward_that_names_its_own_failures() -> None:
     with RewardPool(pool_rewards.Picky(), workers=1, retries=0, chunk_size=4) as pool:
         assert pool(["a", "bad", "unknown", "b"]) == [1.0, None, None, 1.0]
         assert [(f.sample, f.reason) for f in pool.take_failures()] == [("bad", "a reason of its own")]
+
+
+def test_failures_of_a_reward_inside_another_are_told() -> None:
+    inside = WeightedSum((ExternalReward(["false"], max_failures=None),), (1.0,))
+    with RewardPool(inside, workers=1, retries=0, max_failures=3) as pool:
+        assert pool(["C"]) == [None]
+        assert [(f.sample, f.reason[:31]) for f in pool.take_failures()] == [("C", "the program ended with status 1")]
+        with pytest.raises(RewardError, match="the last 3 samples all failed"):
+            pool(["CC", "CCC", "CCCC"])
 
 
 def test_the_ledger_asks_the_pool_for_new_samples_only(moody: RewardPool) -> None:
