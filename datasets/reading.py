@@ -8,7 +8,7 @@ import warnings
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -114,11 +114,22 @@ def table_body(path: Path, smiles_column: str | None, max_bytes: int) -> tuple[l
     """
     try:
         layout, lines = _laid_out(path, smiles_column, max_bytes)
+        if layout.header and layout.delimiter is None:  # the first word of a line is the molecule, but other cells may be empty
+            head = _up_to_header(lines)
+            layout, lines = replace(layout, delimiter="\t" if "\t" in head[-1].strip() else None), chain(head, lines)
         rows = _filled(lines, layout)
         names = next(rows, (0, list[str]()))[1] if layout.header else []
     except csv.Error as error:
         raise ValueError(f"path: {str(path)!r} cannot be read as a table: {error}") from None
     return ["" if k == layout.column else name.strip() for k, name in enumerate(names)], rows
+
+
+def _up_to_header(lines: Iterator[str]) -> list[str]:
+    """Take the lines up to the first that is not blank."""
+    head = [""]
+    while not head[-1].strip() and (line := next(lines, None)) is not None:
+        head.append(line)
+    return head[1:] or head
 
 
 def _filled(lines: Iterable[str], layout: Layout) -> Iterator[tuple[int, list[str]]]:

@@ -7,12 +7,13 @@ import gzip
 import re
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.csv_cells import cells_of_any_length
 
-__all__ = ["MAX_BYTES", "MAX_LINE", "column_of", "filled_cells", "path_named", "suffix_of", "text_lines"]
+__all__ = ["MAX_BYTES", "MAX_LINE", "column_of", "filled_cells", "header_cells", "path_named", "suffix_of", "text_lines"]
 
 MAX_BYTES = 4 << 30
 """Default of the largest unpacked size of a gzipped file, 4 GiB."""
@@ -84,9 +85,25 @@ def column_of(names: Sequence[str], *wanted: str) -> str | None:
     return next((name for name in wanted if name in names), None)
 
 
-def filled_cells(path: Path, column: str) -> Iterator[str]:
-    """The cells of a column of a csv file that are not empty, up to the first unreadable row."""
+def header_cells(line: str) -> list[str]:
+    """The names in the first line of a csv file, with or without quotes.
+
+    >>> header_cells('"step","graph"')
+    ['step', 'graph']
+    """
     try:
-        yield from (row[column] for row in csv.DictReader(text_lines(path)) if row.get(column))
-    except (OSError, ValueError, csv.Error):
-        return
+        with cells_of_any_length():
+            return [name.strip() for name in next(csv.reader([line]), list[str]())]
+    except csv.Error:  # no table
+        return []
+
+
+def filled_cells(path: Path, column: str, most: int) -> list[str]:
+    """The first cells of a column of a csv file that are not empty, at most ``most``, up to the first unreadable row."""
+    found: list[str] = []
+    with cells_of_any_length(), suppress(OSError, ValueError, csv.Error):
+        for row in csv.DictReader(text_lines(path)):
+            found += [row[column]] if row.get(column) else []
+            if len(found) == most:
+                break
+    return found

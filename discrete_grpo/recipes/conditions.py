@@ -16,6 +16,7 @@ from discrete_grpo.datasets.text_files import text_lines
 from discrete_grpo.recipes.families import Columns
 from discrete_grpo.recipes.loading import LoadedPolicy
 from discrete_grpo.runs.checkpoint import BUNDLED
+from discrete_grpo.runs.console import print_notes
 from discrete_grpo.runs.folder import check_free
 from discrete_grpo.runs.recorder import write_text
 from discrete_grpo.runs.serialization import TRUSTED
@@ -226,11 +227,24 @@ def kept_columns(
         return _kept_columns(given, kept, resume)
 
 
+def _differs(given: str, kept: Path, found: list[Columns]) -> bool:
+    """Whether a file of conditions that is still there holds others than a run has kept."""
+    if not Path(given).is_file() or Path(given).resolve() == kept.resolve():
+        return False
+    try:
+        return read_columns(given) != found
+    except ValueError:
+        return True
+
+
 def _kept_columns(given: str | Sequence[Columns] | None, kept: Path, resume: bool) -> list[Columns] | None:
     if given is None or not isinstance(given, str):
         return None if given is None else read_columns(given)
     if resume and kept.is_file():
-        return read_columns(str(kept))
+        found = read_columns(str(kept))
+        if is_first() and _differs(given, kept, found):
+            print_notes([f"columns: {given} is not used, as the run goes on with the conditions in {kept.name}, which differ"])
+        return found
     found, text = read_columns(given), Path(given) if Path(given).is_file() else BUNDLED / given
     content = "".join(f"{json.dumps(condition)}\n" for condition in found)
     if not kept.exists() or kept.resolve() != text.resolve():

@@ -180,13 +180,14 @@ def sample_file(
     else:
         lines = _valid_lines(family, samples)
         content, written = "".join(f"{line}\n" for line in lines).encode(), len(lines)
+    if written:
+        write_bytes(path, gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
     print_table(f"{n} samples of {checkpoint}", {str(path): dict(family.evaluate(samples))})
     if not written:
         raise ValueError(f"out: none of {n} samples can be written to {path}; a .csv has a row for each sample")
     if written < n:
         told = f"{n - written} of {n} samples are invalid and are left out of {path}"
         print_notes([f"{told}; a .csv has a row for each sample"])
-    write_bytes(path, gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
     return path
 
 

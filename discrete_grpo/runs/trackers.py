@@ -181,7 +181,8 @@ class WeightsAndBiases:
         folder: the run folder; W&B keeps its own files in ``wandb`` there.
         project: name of the W&B project.
         name: name of the run; None takes that of the folder.
-        mode: ``offline`` writes files only, for ``wandb sync``.
+        mode: ``offline`` writes files only, for ``wandb sync``; ``disabled`` does nothing; None takes the mode of the variable
+            WANDB_MODE, ``online`` if it is not set.
         config: settings to show with the run.
         picture: draws samples; None: they are logged as a table.
 
@@ -195,12 +196,12 @@ class WeightsAndBiases:
         *,
         project: str = "discrete-grpo",
         name: str | None = None,
-        mode: Literal["online", "offline"] = "online",
+        mode: Literal["online", "offline", "disabled"] | None = None,
         config: Mapping[str, Any] | None = None,
         picture: Picture | None = molecule_grid,
     ) -> None:
-        if mode not in ("online", "offline"):
-            raise ValueError(f"mode: {mode!r}, expected online or offline")
+        if mode not in (None, "online", "offline", "disabled"):
+            raise ValueError(f"mode: {mode!r}, expected online, offline, disabled or None")
         _needed("wandb", "wandb")
         self.folder, self.project, self.name, self.mode = Path(folder), project, name, mode
         self.config, self.picture = dict(config or {}), picture
@@ -332,8 +333,7 @@ def open_trackers(
         if name == "tensorboard":
             found[name] = TensorBoard(folder / "tensorboard", picture=picture)
         elif name == "wandb":
-            mode: Literal["online", "offline"] = "offline" if os.environ.get("WANDB_MODE") == "offline" else "online"
-            found[name] = WeightsAndBiases(folder, config=settings, picture=picture, mode=mode)
+            found[name] = WeightsAndBiases(folder, config=settings, picture=picture)
         else:
             raise ValueError(f"report_to: {name!r}, expected one of {', '.join(get_args(ReportTo))}")
     return Trackers(found) if found else None

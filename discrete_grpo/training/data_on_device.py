@@ -6,18 +6,17 @@ for the host to expand them.
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard
 
 import torch
 from torch import Tensor
 
-__all__ = ["MOST_BYTES", "MemoryDataset", "data_on_device"]
+__all__ = ["MOST_BYTES", "MemoryDataset", "data_on_device", "in_memory"]
 
 MOST_BYTES = 1 << 30
 """Bytes of the largest training set that is kept on a GPU."""
 
 
-@runtime_checkable
 class MemoryDataset(Protocol):
     """An in-memory data set with one byte per class that can form its batches on another device."""
 
@@ -44,6 +43,11 @@ class MemoryDataset(Protocol):
         ...
 
 
+def in_memory(data: Any) -> TypeGuard[MemoryDataset]:
+    """Whether a data set is a :class:`MemoryDataset`; a property that raises AttributeError is not there."""
+    return all(hasattr(data, name) for name in ("sizes", "nbytes", "batch", "to"))
+
+
 def data_on_device(data: Any, policy: Any, device: torch.device, batch_size: int) -> MemoryDataset | None:
     """Check every sample of a training set and move it to a GPU; checks of batches on the GPU would make the host wait.
 
@@ -57,7 +61,7 @@ def data_on_device(data: Any, policy: Any, device: torch.device, batch_size: int
         The set on ``device``; None if batches must be moved one by one, because ``device`` is the CPU, the set is not a
         :class:`MemoryDataset`, or it has more than ``MOST_BYTES`` bytes.
     """
-    if device.type == "cpu" or not isinstance(data, MemoryDataset) or data.nbytes > MOST_BYTES:
+    if device.type == "cpu" or not in_memory(data) or data.nbytes > MOST_BYTES:
         return None
     if (check := getattr(policy, "check_batch", None)) is not None:
         for rows in torch.argsort(data.sizes, descending=True).split(batch_size):

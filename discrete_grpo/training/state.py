@@ -278,9 +278,11 @@ class RunState:
             self.ledger.load_state_dict(state["ledger"])
         self._restore_memories(state["reward_states"])
         same = conditions_digest(self.sampler.columns)
-        other = None not in (same, state.get("conditions")) and same != state["conditions"]
-        if other and self.processes.first and any(part.get("memory") or part.get("replay") for part in state["shards"]):
-            print_notes(["columns: the conditions differ from those of the run; samples kept for replay are discarded"])
+        other = "conditions" in state and same != state["conditions"]
+        if other and self.processes.first:
+            kept = any(part.get("memory") or part.get("replay") for part in state["shards"])
+            then = "samples kept for replay are discarded" if kept else "these apply from the next update on"
+            print_notes([f"columns: the conditions differ from those of the run; {then}"])
         for shard in self.sampler.shards:
             kept = state["shards"][shard.number]
             shard.load({**kept, "memory": (), "replay": ()} if other else kept)  # they name conditions by number

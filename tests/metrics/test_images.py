@@ -214,6 +214,8 @@ def test_files_of_images_are_evaluated(tmp_path: Path) -> None:
     assert (tmp_path / "out.json").is_file()
     (tmp_path / "table.csv").write_text(f"image,label\n{a},0\n,0\n{b},0\n")
     assert "class_diversity" in evaluate_file(str(tmp_path / "table.csv"))
+    (tmp_path / "short.csv").write_text(f"label,image\n0,{a}\n0\n")
+    assert evaluate(tmp_path / "short.csv")["valid"] == 0.5
     (tmp_path / "bad.txt").write_text(f"{a}\nCCO\n")
     with pytest.raises(ValueError, match=r"bad.txt, line 2: 'CCO', expected HEIGHTxWIDTH"):
         evaluate_file(str(tmp_path / "bad.txt"))

@@ -277,6 +277,26 @@ def test_a_resumed_run_reads_its_conditions_in_its_folder(smiles: Path, tmp_path
     assert read_metrics(run)[-1]["step"] == 3
 
 
+def test_other_conditions_of_a_resumed_run_are_told(smiles: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, run = tmp_path / "c.jsonl", tmp_path / "run"
+    path.write_text('{"scaffold": "C1CC1"}\n')
+    recipe = TrainRecipe(str(smiles), validity, str(run), FAST, columns=str(path), evaluation_samples=0)
+    run_train(recipe)
+    path.write_text('{"scaffold": "CC"}\n')
+    capsys.readouterr()
+    run_train(replace(recipe, grpo=replace(FAST, max_steps=3)), resume=True)
+    assert (
+        f"columns: {path} is not used, as the run goes on with the conditions in columns.jsonl, which differ"
+        in capsys.readouterr().err
+    )
+    for steps, columns in ((4, [{"scaffold": "CC"}]), (5, None)):
+        run_train(replace(recipe, columns=columns, grpo=replace(FAST, max_steps=steps)), resume=True)
+        told = "columns: the conditions differ from those of the run; these apply from the next update on"
+        assert told in capsys.readouterr().err
+    run_train(replace(recipe, columns=None, grpo=replace(FAST, max_steps=6)), resume=True)
+    assert "columns" not in capsys.readouterr().err
+
+
 def test_a_molecule_longer_than_max_length_is_found_before_training(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="max_length: 3, expected at least"):
         run_pretrain_smiles(replace(RECIPE, output_dir=str(tmp_path / "run"), max_length=3))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,14 @@ import pytest
 from discrete_grpo import GRPOConfig, SamplerOptions, evaluate, sample, train
 from discrete_grpo.cli import main
 from discrete_grpo.datasets.spatial import conformers
+from discrete_grpo.domains.named_graphs import to_line
 from discrete_grpo.domains.spatial_molecules import to_cxsmiles
 from discrete_grpo.domains.tokenizer import Tokenizer
 from discrete_grpo.models.gpt import GPT, GPTConfig
 from discrete_grpo.policies.tokens import TokenPolicy
 from discrete_grpo.recipes.conditions import check_read, tell_unread
 from discrete_grpo.recipes.evaluate import evaluate_file
-from discrete_grpo.recipes.loading import load_policy
+from discrete_grpo.recipes.loading import load, load_policy
 from discrete_grpo.recipes.sample import sample_file, sample_lines, sample_policy
 from discrete_grpo.rewards.molecules import validity
 from tests.recipes.pretraining.sft_cases import SCALES, texts
@@ -126,6 +128,17 @@ def test_lines_of_graphs_with_classes_are_no_molecules(tmp_path: Path) -> None:
     assert found["edges"] == 4.5
 
 
+def test_names_of_columns_may_be_quoted_and_cells_long(tmp_path: Path) -> None:
+    file = tmp_path / "a.csv"
+    file.write_text('"step","text"\n1,"some words"\n')
+    assert evaluate(file)["num_samples"] == 1
+    large = to_line(nx.path_graph(1300))
+    assert len(large) > 131_072
+    for name in ("graph", "sample"):
+        file.write_text(f'"step","{name}"\n1,{large}\n2,Bw\n')
+        assert evaluate(file)["nodes"] == 651.5
+
+
 def test_one_graph_is_no_list_of_samples() -> None:
     with pytest.raises(ValueError, match=r"samples: .*Graph.*, expected a list of samples or the name of a file"):
         evaluate(nx.path_graph(3))
@@ -180,6 +193,19 @@ def test_a_full_disk_names_the_file_of_samples(ending: str, tmp_path: Path, monk
         sample_file("digits", 1, str(out), columns=[{"label": 1}])
     assert error.value.errno == errno.ENOSPC
     assert out.read_text() == "older"
+
+
+def test_samples_are_kept_where_their_numbers_cannot_be_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(samples: Any) -> Any:
+        raise MemoryError
+
+    loaded = load("qm9-small", SamplerOptions(num_steps=2))
+    monkeypatch.setattr(
+        "discrete_grpo.recipes.sample.load", lambda *_: replace(loaded, family=replace(loaded.family, evaluate=failing))
+    )
+    with pytest.raises(MemoryError):
+        sample_file("qm9-small", 3, str(tmp_path / "a.csv"))
+    assert len((tmp_path / "a.csv").read_text().splitlines()) == 4
 
 
 def test_numbers_of_a_draw_are_checked_before_the_policy_is_read(tmp_path: Path) -> None:

@@ -15,7 +15,15 @@ from typing import Any
 
 import pytest
 
-from discrete_grpo.runs.trackers import TensorBoard, Tracker, Trackers, WeightsAndBiases, best_distinct, molecule_grid
+from discrete_grpo.runs.trackers import (
+    TensorBoard,
+    Tracker,
+    Trackers,
+    WeightsAndBiases,
+    best_distinct,
+    molecule_grid,
+    open_trackers,
+)
 
 has_tensorboard = pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="the extra tensorboard is absent")
 has_wandb = pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="the extra wandb is absent")
@@ -168,8 +176,20 @@ def test_wandb_gets_a_picture(tmp_path: Path, fake_runs: list[FakeRun]) -> None:
     tracker.start(0)
     tracker.log_samples(1, ["CCO", "CC"], ["", ""])
     assert fake_runs[0].lines[0][1]["samples"].shape == (150, 360, 3)
-    with pytest.raises(ValueError, match="mode: 'disabled'"):
-        WeightsAndBiases(tmp_path, mode="disabled")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="mode: 'off', expected online, offline, disabled or None"):
+        WeightsAndBiases(tmp_path, mode="off")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("mode", ["disabled", "offline", None])
+def test_the_mode_of_wandb_is_left_to_its_variable(
+    mode: str | None, tmp_path: Path, fake_runs: list[FakeRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if mode is not None:
+        monkeypatch.setenv("WANDB_MODE", mode)
+    tracker = open_trackers(tmp_path, ["wandb"], {})
+    assert tracker is not None
+    tracker.start(0)
+    assert fake_runs[0].settings["mode"] is None
 
 
 def level_records(data: bytes) -> Iterator[bytes]:

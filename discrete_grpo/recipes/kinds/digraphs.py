@@ -13,7 +13,7 @@ from discrete_grpo.core.description import innermost
 from discrete_grpo.core.sample_metrics import SampleMetrics
 from discrete_grpo.datasets.own_digraphs import holds_directed, own_digraphs
 from discrete_grpo.datasets.own_graphs import is_own, labelled_splits
-from discrete_grpo.datasets.text_files import column_of, filled_cells, suffix_of
+from discrete_grpo.datasets.text_files import column_of, filled_cells, header_cells, suffix_of
 from discrete_grpo.domains.digraph6 import is_digraph6
 from discrete_grpo.domains.digraph_validity import DIGRAPH_SHAPES, DigraphShape, digraph_of, longest_path
 from discrete_grpo.domains.named_digraphs import EDGE, NODE, batch_to_lines, lines_to_batch
@@ -96,8 +96,8 @@ def _holds(path: Path, first: str) -> bool:
     if kind in LINES:
         return is_digraph6(first)
     if kind == ".csv":
-        column = column_of(first.split(","), "graph", "sample")
-        return column is not None and is_digraph6(next(filled_cells(path, column), ""))
+        column = column_of(header_cells(first), "graph", "sample")
+        return column is not None and any(map(is_digraph6, filled_cells(path, column, 1)))
     return is_own(path) and holds_directed(path)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, partial
-from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,7 +14,7 @@ from discrete_grpo.core.sample_metrics import SampleMetrics
 from discrete_grpo.datasets.graph_files import to_graphml, to_node_link
 from discrete_grpo.datasets.graph_splits import load_splits
 from discrete_grpo.datasets.own_graphs import OwnGraphs, is_own, labelled_splits, own_graphs
-from discrete_grpo.datasets.text_files import column_of, filled_cells, suffix_of
+from discrete_grpo.datasets.text_files import column_of, filled_cells, header_cells, suffix_of
 from discrete_grpo.domains import graph6, labelled_graphs
 from discrete_grpo.domains.graph_validity import Shape
 from discrete_grpo.domains.named_graphs import Labels, batch_to_lines, lines_to_batch, to_line, to_networkx
@@ -172,8 +171,8 @@ def _holds(path: Path, first: str) -> bool:
     kind = suffix_of(path)
     if kind != ".csv":
         return kind == ".npz" or (is_own(path) and (kind != ".txt" or " nodes=" in first))
-    column = column_of(first.strip().split(","), "graph", "sample")
-    return column == "graph" or (column is not None and _graphs_alone(islice(filled_cells(path, column), LOOKED_AT)))
+    column = column_of(header_cells(first), "graph", "sample")
+    return column == "graph" or (column is not None and _graphs_alone(filled_cells(path, column, LOOKED_AT)))
 
 
 def _graphs_alone(cells: Iterable[str]) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from discrete_grpo.core.csv_cells import cells_of_any_length
-from discrete_grpo.datasets.text_files import text_lines
+from discrete_grpo.datasets.text_files import header_cells, text_lines
 from discrete_grpo.domains.images import Image, contact_sheet, png
 from discrete_grpo.metrics import images as metrics
 from discrete_grpo.recipes.families import Family, FileOptions
@@ -47,7 +47,7 @@ def write_sheet(path: str | Path, samples: Sequence[Image | None], columns: int 
 def _holds(path: Path, first: str) -> bool:
     """Whether a file has a column ``image``, or an image as its first line."""
     try:
-        return "image" in first.split(",") or Image.parse(first) is not None
+        return "image" in header_cells(first) or Image.parse(first) is not None
     except ValueError:  # other text, or none
         return False
 
@@ -73,8 +73,8 @@ def _read(file: str, options: FileOptions) -> tuple[list[Image | None], Mapping[
         name = next((n for n in ("image", "sample") if rows and n in rows[0]), None)
         if name is None:
             raise ValueError(f"file: {file} has no row, or no column 'image' or 'sample', expected a table of image samples")
-        first, lines = 2, [row[name] for row in rows]
-        columns = {"label": [row["label"] for row in rows]} if "label" in rows[0] else {}
+        first, lines = 2, [row[name] or "" for row in rows]
+        columns = {"label": [row["label"] or "" for row in rows]} if "label" in rows[0] else {}
     if not lines:
         raise ValueError(f"file: {file} is empty, expected one image per line")
     return [_image(line, f"{file}, line {k}") for k, line in enumerate(lines, first)], columns

@@ -15,7 +15,7 @@ from discrete_grpo.core.description import innermost
 from discrete_grpo.core.sample_metrics import SampleMetrics
 from discrete_grpo.datasets.spatial import SpatialStatistics
 from discrete_grpo.datasets.spatial_fields import decode, encode
-from discrete_grpo.datasets.text_files import column_of, filled_cells, suffix_of, text_lines
+from discrete_grpo.datasets.text_files import column_of, filled_cells, header_cells, suffix_of, text_lines
 from discrete_grpo.domains.force_field import relax
 from discrete_grpo.domains.spatial_files import perceive_bonds, read_record, sdf_records, to_sdf, to_xyz, xyz_frames
 from discrete_grpo.domains.spatial_molecules import SpatialMolecule, as_spatial, from_cxsmiles, smiles_of, valid_mol
@@ -97,9 +97,9 @@ def _decode(policy: Any, metadata: Columns) -> None:
 def _holds(path: Path, first: str) -> bool:
     if suffix_of(path) in LINES:
         return IN_SPACE.search(first) is not None
-    names = first.split(",")
+    names = header_cells(first)
     if suffix_of(path) == ".csv" and column_of(names, COLUMN, "sample") == "sample":  # a table of a run
-        return POSITIONS in next(filled_cells(path, "sample"), "")
+        return any(POSITIONS in cell for cell in filled_cells(path, "sample", 1))
     return suffix_of(path) in (".sdf", ".xyz") or COLUMN in names
 
 

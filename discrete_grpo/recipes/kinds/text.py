@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from discrete_grpo.core.csv_cells import cells_of_any_length
-from discrete_grpo.datasets.text_files import suffix_of, text_lines
+from discrete_grpo.datasets.text_files import header_cells, suffix_of, text_lines
 from discrete_grpo.metrics import text as metrics
 from discrete_grpo.recipes.families import Family, FileOptions
 from discrete_grpo.recipes.reward_kinds import check_judges, check_kind
@@ -23,7 +23,7 @@ def _check_rewards(policy: Any, rewards: Sequence[Any]) -> None:
 
 def _holds(path: Path, first: str) -> bool:
     """Whether a file is a table with a column ``text``."""
-    return suffix_of(path) == ".csv" and "text" in first.split(",")
+    return suffix_of(path) == ".csv" and "text" in header_cells(first)
 
 
 def _read(file: str, options: FileOptions) -> tuple[Sequence[Any], Mapping[str, Sequence[Any]]]:

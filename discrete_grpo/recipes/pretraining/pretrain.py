@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from torch import nn
 
 from discrete_grpo.core.checks import check_folder_name
+from discrete_grpo.core.processes import is_first
 from discrete_grpo.recipes.failed_runs import withdrawn_on_failure
+from discrete_grpo.runs.folder import check_unused
 from discrete_grpo.runs.settings import tell_new_folder
 
 if TYPE_CHECKING:
@@ -71,6 +73,8 @@ def pretrain(
     folder = Path(recipe.output_dir)
     if resume:
         tell_new_folder(folder)
+    elif is_first():
+        check_unused(folder)
     with withdrawn_on_failure(folder, calls_count=False):
         return _pretrain(recipe, data, network, resume)
 

@@ -175,11 +175,12 @@ def _graphs(recipe: SFTRecipe, loaded: LoadedPolicy) -> Samples:
     from discrete_grpo.datasets.own_digraphs import own_digraphs
     from discrete_grpo.datasets.own_graphs import is_own, labelled_splits, own_graphs
     from discrete_grpo.domains.named_graphs import to_line
+    from discrete_grpo.recipes.kinds.graph_sources import source_facts
     from discrete_grpo.recipes.kinds.graphs import labels_of
 
     limits: dict[str, Any] = {"max_nodes": recipe.max_nodes, "max_bytes": recipe.max_bytes}
     attributes: dict[str, Any] = {"node_attribute": recipe.node_attribute, "edge_attribute": recipe.edge_attribute}
-    about: dict[str, Any] = {"source": recipe.source, "licence": recipe.data_licence}
+    about: dict[str, Any] = {**source_facts(recipe.source), "licence": recipe.data_licence}
     if recipe.source.endswith(".npz") or is_own(recipe.source):
         read = own_digraphs if loaded.family.name == "digraphs" else own_graphs
         own = read(recipe.source, labels=labels_of(loaded.metadata), **attributes, **limits)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from discrete_grpo import PretrainConfig
+from discrete_grpo import PretrainConfig, PretrainDigitsRecipe, pretrain
 from discrete_grpo.recipes.pretraining.fitting import fit
 from discrete_grpo.runs.checkpoint import load_metadata
 from discrete_grpo.runs.recorder import read_evaluation, read_metrics, read_samples
@@ -101,3 +101,10 @@ def test_a_run_that_goes_on_after_its_end_has_no_numbers_of_before(tmp_path: Pat
             fit(tiny_policy(), DATA, longer, metadata={"kind": "molecules"}, evaluate=measure, resume=True)
     fit(tiny_policy(), DATA, longer, metadata={"kind": "molecules"}, evaluate=measure, resume=True)
     assert read_evaluation(tmp_path)["after"]["calls"] == measure.calls == 5.0
+
+
+def test_a_folder_in_use_is_refused_before_any_work(tmp_path: Path) -> None:
+    (tmp_path / "policy").mkdir()
+    with pytest.raises(ValueError, match=r"^output_dir: .* holds results of another run \(policy\)"):
+        pretrain(PretrainDigitsRecipe(output_dir=str(tmp_path)))
+    assert [path.name for path in tmp_path.iterdir()] == ["policy"]

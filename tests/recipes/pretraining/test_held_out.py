@@ -37,7 +37,7 @@ from discrete_grpo.recipes.pretraining.smiles import PretrainSmilesRecipe, _data
 from discrete_grpo.recipes.pretraining.spatial import PretrainSpatialRecipe, split_molecules
 from discrete_grpo.runs.checkpoint import load_metadata
 from discrete_grpo.runs.recorder import read_evaluation, read_metrics
-from discrete_grpo.training.data_on_device import MemoryDataset
+from discrete_grpo.training.data_on_device import in_memory
 from tests.policies.test_tokens import token_policy
 from tests.recipes.pretraining.sft_cases import weights, written
 
@@ -133,8 +133,8 @@ def test_molecules_of_shards_are_held_out_too(tmp_path: Path) -> None:
     assert len(losses(tmp_path / "run")) == 2
     assert load_metadata(folder)["data"]["molecules"] == 8
     train, _ = hold_out(ShardedMolecules(shards), range(10), 0.25)
-    assert not isinstance(train, MemoryDataset)
-    assert isinstance(hold_out(load_enumerated(4), MOLECULES, 0.25)[0], MemoryDataset)
+    assert not in_memory(train)
+    assert in_memory(hold_out(load_enumerated(4), MOLECULES, 0.25)[0])
 
 
 def test_the_loss_of_conditions_is_measured_with_them(tmp_path: Path) -> None:

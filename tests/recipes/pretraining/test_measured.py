@@ -199,3 +199,12 @@ def test_rows_come_in_the_order_of_the_lines_asked_for(tmp_path: Path) -> None:
     assert found.flatten().tolist() == [3.0, 1.0, 3.0]
     with pytest.raises(ValueError, match=r"^lines: 9, expected numbers of lines of "):
         read_measured(tmp_path / "a.csv", ["y"], [2, 9])
+
+
+@pytest.mark.parametrize("name", ["my.tsv", "my.smi", "my.txt"])
+def test_empty_cells_between_tabs_move_no_value(name: str, tmp_path: Path) -> None:
+    file = tmp_path / name
+    file.write_text("\nsmiles\tmade by\tlogp\tpIC50\nCCO\tsome one\t\t5.1\nCC\t\t0.5\t6\n")
+    found = read_measured(file, ["logp", "pIC50"], [3, 4])
+    assert torch.equal(found.isnan(), torch.tensor([[True, False], [False, False]]))
+    assert found.nan_to_num(-1.0).tolist() == [[-1.0, 5.1], [0.5, 6.0]]

@@ -17,6 +17,7 @@ from discrete_grpo.datasets.own_graphs import own_graphs
 from discrete_grpo.domains.graph6 import graph6
 from discrete_grpo.domains.molecule_properties import descriptor
 from discrete_grpo.policies.node_count import LearnedSizes, SizedPolicy
+from discrete_grpo.recipes.kinds.graph_sources import changed_source
 from discrete_grpo.recipes.loading import load
 from discrete_grpo.recipes.pretraining.graphs import own_graph_policy
 from discrete_grpo.recipes.pretraining.sft import held_out_loss
@@ -160,3 +161,13 @@ def test_the_held_out_loss_is_the_mean_over_the_samples_and_the_same_in_every_ca
     with torch.no_grad():
         parts = [model.likelihood_loss(found.held_out.batch(part), generator=generator)["loss"] for part in rows.split(64)]
     assert first == pytest.approx(float(torch.stack(parts).mean()), rel=1e-6)
+
+
+def test_the_content_of_a_file_of_graphs_is_known_later(tmp_path: Path) -> None:
+    policy, data = FAMILIES["graphs"](tmp_path)
+    recipe = SFTRecipe(policy, data)
+    about = dict(samples_of(recipe, load(policy)).about)
+    assert about["source"] == data
+    assert not changed_source(about)
+    Path(data).write_text(Path(data).read_text() + "Bw\n")
+    assert changed_source(about)
