@@ -190,7 +190,7 @@ def _rest_gradients(chunk: _Chunk, g_new: Tensor, tensors: Sequence[Tensor], fou
     back, width, all_three = torch.ops.aten.native_layer_norm_backward, g_new.shape[-1], [True, True, True]
     g_more, *g_norm2 = back(g_new.contiguous(), chunk.second[0], [width], *chunk.second[1:], n2, m2, all_three)
     total, mean, deviation = chunk.first
-    h = ((total - mean) * deviation).mul_(n1).add_(m1).flatten(0, -2)
+    h = ((total - mean) * deviation).mul_(n1).add_(m1).to(total.dtype).flatten(0, -2)  # CUDA keeps both in float32
     g_flat, hidden = g_more.flatten(0, -2), chunk.hidden.flatten(0, -2)
     g_hidden = torch.ops.aten.threshold_backward(g_flat @ w2, hidden, 0)
     g_h = torch.addmm(g_flat, g_hidden, w1).view_as(g_more)

@@ -41,6 +41,9 @@ def lines_to_batch(samples: Sequence[str | nx.DiGraph], labels: Labels) -> Field
     Raises:
         ValueError: naming the graph, for a class that ``labels`` does not have, or what is no directed graph.
     """
+    for b, sample in enumerate(samples):
+        if not isinstance(sample, str | nx.Graph):
+            raise ValueError(f"graphs[{b}]: {str(sample)[:60]!r}, expected a directed graph or its line")
     graphs = [named_graph(sample) for sample in samples]
     n = max((len(graph) for graph in graphs), default=0)
     nodes, edges = torch.zeros(len(graphs), n, dtype=torch.long), torch.zeros(len(graphs), n, n, dtype=torch.long)

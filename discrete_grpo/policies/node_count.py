@@ -71,7 +71,7 @@ def draw_sizes(
         if size is None:
             drawn[context.group] = torch.where(torch.arange(len(host)) >= need, host, 0.0)
             if not float(drawn[context.group].sum()) > 0:
-                raise ValueError(f"fixed: needs {need} nodes, expected at most {largest}")
+                raise ValueError(f"fixed: needs {need} nodes, expected at most {int(host.nonzero().max())}")
         else:
             check_range("num_nodes", size, least=need, most=largest)
         by_group[context.group] = -1 if size is None else size

@@ -216,4 +216,4 @@ def same(a: Any, b: Any) -> bool:
         return len(a) == len(b) and all(map(same, a, b))
     if isinstance(a, np.ndarray) or cast(Any, type(a)).__eq__ is object.__eq__:
         return a is b or sample_text(a) == sample_text(b)
-    return bool(a == b or a != a)
+    return bool(a == b or (a != a and b != b))

@@ -27,6 +27,7 @@ from discrete_grpo.training.pretrain import Pretrainer
 from discrete_grpo.training.trainer import GRPOTrainer
 from discrete_grpo.training.update import Learner
 from tests.families import FAMILIES, Case
+from tests.models.test_digress_transformer import SMALL, graphs, network, times
 from tests.training.pretend_cuda_parts import CONFIG, Rows, by_name
 from tests.training.test_pretend_cuda_sampling import RECORDED
 
@@ -186,6 +187,16 @@ def test_bfloat16_trains(name: str, tmp_path: Path) -> None:
     assert all(p.isfinite().all() for p in trained.policy.parameters())
     tuned = grpo(FAMILIES[name], tmp_path / "grpo", 2, bf16=True)
     assert all(p.isfinite().all() for p in tuned.policy.parameters())  # type: ignore[attr-defined]
+
+
+def test_imported_networks_have_gradients_in_bfloat16() -> None:
+    """Their own backward pass; trainers call it outside autocast."""
+    net, batch = network(SMALL, torch.float32)[0].to(CUDA), graphs()
+    nodes, edges, mask = (x.to(CUDA) for x in (batch.nodes, batch.edges, batch.mask))
+    with torch.autocast("cuda", torch.bfloat16):
+        loss = net(nodes, edges, times(batch).float().to(CUDA), mask)[1].float().square().mean()
+    loss.backward()
+    assert all(p.grad.isfinite().all() for p in net.parameters() if p.grad is not None)
 
 
 @pytest.mark.parametrize("name", RECORDED)

@@ -83,7 +83,11 @@ def test_batches_and_lines_are_inverse() -> None:
     plain = lines_to_batch(["&BP?", "&DI?AO?"], PLAIN)
     assert batch_to_lines(plain, PLAIN) == ["&BP?", "&DI?AO?"]
     assert plain.edges[EDGE].sum().item() == 6
-    for wrong, said in (("&BP? nodes=a,c,a edges=x,y", r"graphs\[1\]: node class 'c', expected one of a, b"), ("Bg", "undirected")):
+    for wrong, said in (
+        ("&BP? nodes=a,c,a edges=x,y", r"graphs\[1\]: node class 'c', expected one of a, b"),
+        ("Bg", "undirected"),
+        (None, r"graphs\[1\]: 'None', expected a directed graph or its line"),
+    ):
         with pytest.raises(ValueError, match=said):
             lines_to_batch(["&BP? nodes=a,b,a edges=x,y", wrong], LABELS)
 

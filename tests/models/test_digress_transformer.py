@@ -224,6 +224,27 @@ def test_halves_under_autocast_stay_near() -> None:
     assert all(p.grad.isfinite().all() for p in net.parameters() if p.grad is not None)
 
 
+def test_halves_with_the_statistics_of_cuda_have_gradients_outside_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On CUDA the normalisation of bfloat16 keeps mean and deviation in float32; trainers call backward outside autocast."""
+    norm, back = torch.native_layer_norm, torch.ops.aten.native_layer_norm_backward
+
+    def wide(x: Tensor, *more: Any) -> tuple[Tensor, Tensor, Tensor]:
+        y, mean, deviation = norm(x, *more)
+        return y, mean.float(), deviation.float()
+
+    def backward(g: Tensor, x: Tensor, shape: Any, mean: Tensor, deviation: Tensor, *more: Any) -> Any:
+        return back(g, x, shape, mean.to(x.dtype), deviation.to(x.dtype), *more)
+
+    monkeypatch.setattr(torch, "native_layer_norm", wide)
+    monkeypatch.setattr(torch.ops.aten, "native_layer_norm_backward", backward)
+    net, _ = network(SMALL, torch.float32)
+    batch = graphs()
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = net(batch.nodes, batch.edges, times(batch).float(), batch.mask)[1].float().square().mean()
+    loss.backward()
+    assert all(p.grad.isfinite().all() for p in net.parameters() if p.grad is not None)
+
+
 def test_a_single_node_has_no_spread_and_finite_gradients() -> None:
     x = torch.ones(2, 1, 3, requires_grad=True)
     parts = pool_statistics(x, None, "masked")

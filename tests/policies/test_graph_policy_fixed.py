@@ -10,6 +10,7 @@ import torch
 from discrete_grpo.core.rollout import Context
 from discrete_grpo.domains.graphs import num_pairs
 from discrete_grpo.policies.graph import FixedSites, size_buckets
+from discrete_grpo.policies.node_count import draw_sizes
 from tests.policies.graph_policy_parts import every_kernel, make, replayed, scores, seeded
 
 FIXED = FixedSites({0: 1, 2: 0}, {(0, 2): 1, (1, 3): 0, (0, 1): 1})
@@ -74,6 +75,8 @@ def test_wrong_fixed_sites_are_named() -> None:
     wrong("^edge class in fixed: 3, expected 0 to 2", FixedSites({}, {(0, 1): 3}))
     wrong("^fixed: needs 6 nodes, expected at most 5", FixedSites({5: 0}))
     wrong("^num_nodes: 2, expected 3 to 5", FixedSites({2: 0}), num_nodes=2)
+    with pytest.raises(ValueError, match=r"^fixed: needs 3 nodes, expected at most 2"):
+        draw_sizes([Context(0, {"fixed": FixedSites({2: 0})})], torch.tensor([0.0, 0.5, 0.5, 0.0]), None)
     with pytest.raises(ValueError, match=r"^fixed: no node and no edge"):
         FixedSites({})
     with pytest.raises(ValueError, match=r"^node in fixed: -1, expected at least 0"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -78,6 +79,12 @@ class Objects(twins.Words):
 
 def chain(atoms: int) -> Any:
     return Chem.MolFromSmiles("C" * (atoms + 1))
+
+
+def test_nan_is_the_same_as_nan_alone() -> None:
+    assert same(math.nan, float("nan"))
+    assert not same(math.nan, 1.0)
+    assert not same(1.0, math.nan)
 
 
 @pytest.mark.parametrize("made", [np.ones, nx.path_graph, chain])
