@@ -99,11 +99,14 @@ def is_done(job: Job) -> bool:
     row and its calls again. Elsewhere, as in a copy of a table without calls and scores, it is.
 
     Raises:
-        ValueError: if it has one that was made under other conditions.
+        ValueError: if it has one that was made under other conditions, or the row of another job, as in a renamed folder.
     """
     row = read_json(job.folder / ROW)
-    if row is None or is_misplaced(row, job.folder):
+    if row is None:
         return False
+    if is_misplaced(row, job.folder):
+        other = ", ".join(str(row.get(name)) for name in ("suite", "task", "method", "seed"))
+        raise ValueError(f"output_dir: {job.folder} holds the row of another job ({other}), expected its own; move it elsewhere")
     now = _flat(job.conditions)
     _refuse_changes(job.label, job.folder, _completed(_flat(row.get("conditions") or {}), now), now)
     return (job.folder / CALLS).is_file() or not _has_scores(job, row)

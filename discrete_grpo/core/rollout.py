@@ -231,14 +231,14 @@ class SizeDrawer(Protocol):
 
 @runtime_checkable
 class Observer(Protocol):
-    """A policy that learns from each generation without a gradient, such as a running histogram.
+    """A policy that learns from each generation without a gradient, such as a running histogram; called once per shard.
 
     It may have an attribute ``observed_states``, the names of the states that :meth:`observe` reads; processes then exchange only
     these.
     """
 
     def observe(self, rollout: Rollout, advantage: Float[Tensor, " batch"]) -> None:
-        """Process one generation, after scoring and before its updates."""
+        """Process the samples of a shard, or of a batch of groups that were drawn again, after scoring and before the updates."""
         ...
 
 

@@ -123,7 +123,8 @@ class LearnedSizes(nn.Module):
 class RunningSizes(nn.Module):
     """π_size = h, a histogram that moves towards the sizes of the good samples; no gradient.
 
-    After each generation h <- (1 - ρ) h + ρ Σ_i max(A_i, 0) δ(n, n_i) / Σ_i max(A_i, 0).
+    After each generation h <- (1 - ρ) h + ρ Σ_i max(A_i, 0) δ(n, n_i) / Σ_i max(A_i, 0), where i are the samples of a shard: with k
+    shards, or batches of groups that were drawn again, h takes k such steps.
 
     Args:
         node_counts: h at the start, probability of a graph of 0, 1, 2, ... nodes.

@@ -60,8 +60,8 @@ class TrainRecipe(OfflineOptions):
             data: the run ends after the off-line updates.
         output_dir: run folder to make.
         grpo: settings of the training loop.
-        columns: conditions, one mapping per group, shuffled anew in every pass; or a file of JSON lines. Rewards see each as a
-            keyword argument. None means no conditions.
+        columns: conditions, one mapping per group, in an order drawn anew for every generation; or a file of JSON lines. Rewards
+            see each as a keyword argument. None means no conditions.
         evaluation_columns: conditions of the samples drawn before and after training; None means those of training.
         scaffold: SMILES every sample should contain: fixed atoms and bonds of a graph policy, the prompt of a SMILES
             policy; None leaves all free.
@@ -160,7 +160,7 @@ def train(
         reward: a function ``reward(samples, **columns)`` that gives one number per sample, or several of them.
         output_dir: run folder to make.
         grpo: settings of the training loop; None takes the defaults.
-        columns: conditions, one mapping per group, shuffled anew in every pass; or a file of JSON lines.
+        columns: conditions, one mapping per group, in an order drawn anew for every generation; or a file of JSON lines.
         evaluation_samples: number of samples drawn before and after training to compare; 0 draws none.
         resume: continue the run in ``output_dir``.
         advantage_func: custom advantages, as for :class:`~discrete_grpo.training.trainer.GRPOTrainer`; a resumed run needs it

@@ -48,7 +48,7 @@ def generation_metrics(
             return {}
         samples = [sample for batch in generation.batches for sample in batch.rollout.samples]
         if isinstance(of_samples, SampleMetrics) and described is not None:
-            found = _checked(of_samples.summarise(samples, described))
+            found = _checked(_called(of_samples.summarise, samples, described))
         else:
             found = {} if of_samples is None else _checked(_called(of_samples, samples))
         return log.metrics(generation, found, ledger, before)
@@ -56,10 +56,10 @@ def generation_metrics(
     return processes.run_all(work)[0]
 
 
-def _called(of_samples: Callable[[Sequence[Any]], Any], samples: Sequence[Any]) -> Any:
+def _called(of_samples: Callable[..., Any], *arguments: Any) -> Any:
     """Call a user's function of samples; an exception becomes a :class:`RewardError`, before which the trainer saves the run."""
     try:
-        return of_samples(samples)
+        return of_samples(*arguments)
     except Exception as error:
         said = " ".join(str(error).split())
         raise RewardError(f"sample_metrics: raised {type(error).__name__}: {said}{error_place(error)}") from error
@@ -70,6 +70,7 @@ def _checked(found: object) -> dict[str, float]:
 
     Raises:
         ValueError: unless it is a mapping of names to numbers.
+        RewardError: for None in place of a number.
     """
     if not isinstance(found, Mapping):
         raise ValueError(f"sample_metrics: returned {shown_value(found)}, expected a mapping of names to numbers")
@@ -80,7 +81,8 @@ def _checked(found: object) -> dict[str, float]:
                 raise TypeError
             numbers[name] = value if type(value) is int else float(value)  # numpy's numbers cannot be read from a checkpoint
         except (TypeError, ValueError):
-            raise ValueError(f"sample_metrics: {name!r} is {shown_value(value)}, expected a number") from None
+            kind = RewardError if value is None else ValueError  # None may be the mean of no sample of this generation
+            raise kind(f"sample_metrics: {name!r} is {shown_value(value)}, expected a number") from None
     return numbers
 
 
@@ -90,6 +92,6 @@ def _described(of_samples: OfSamples | None, generation: Generation, processes: 
         return None
     own = list[Any]()
     fresh = [batch for batches in generation.mine for batch in batches if not batch.replayed]
-    processes.run_all(lambda: own.extend(chain(*(of_samples.of_own(batch.rollout.samples) for batch in fresh))))
+    processes.run_all(lambda: own.extend(chain(*(_called(of_samples.of_own, batch.rollout.samples) for batch in fresh))))
     found = processes.gather_to_first(own)
     return None if found is None else list(chain(*found))

@@ -288,6 +288,8 @@ def with_passes(
     def decide() -> tuple[PassSize, PassCost | None, int]:
         if kept is not None:
             rows, steps = (was if now == "auto" else now for was, now in zip(kept, asked, strict=True))
+            if config.importance_sampling_level == "sequence":  # a ratio covers all steps of a trajectory
+                steps = None
             return PassSize(cast(int, rows), cast("int | None", steps)), None, 0
         free = free_bytes(device)
         with memory_advice("the trial passes of 'auto'"):

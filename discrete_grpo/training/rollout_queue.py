@@ -39,7 +39,13 @@ def cut_as_before(config: GRPOConfig, cut: Mapping[str, Any]) -> GRPOConfig:
     """Return the settings with those of :func:`cut_of`, which a resumed run must keep until the generation is used up.
 
     The log-probs of the policy that drew the rows are stored per forward pass, so other passes could not use them.
+
+    Raises:
+        ValueError: for ratios of whole trajectories, where the generation was split into passes of some steps.
     """
+    if config.importance_sampling_level == "sequence" and (steps := cut.get("timestep_chunk")) is not None:
+        wanted = f"expected the level of the run, whose forward passes have {steps} steps until its samples are used up"
+        raise ValueError(f"importance_sampling_level: 'sequence', {wanted}")
     found = copy.copy(config)
     for name, value in cut.items():  # not by replace: they need not fit a changed size of generations
         object.__setattr__(found, name, value)

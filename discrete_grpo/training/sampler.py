@@ -193,7 +193,7 @@ class GroupSampler:
         policy: policy that draws the samples.
         rewards: rewards that score them.
         config: settings.
-        columns: conditions, one mapping per group, shuffled every pass; None for unconditional policies.
+        columns: conditions, one mapping per group, in an order drawn anew for every generation; None for unconditional ones.
         shards: shards of this process.
         processes: all processes of the run.
         ledger: counter of reward calls; None if calls are not counted.

@@ -60,7 +60,7 @@ class GRPOTrainer:
         policy: policy to train in place; an ``nn.Module``.
         reward_funcs: one reward or several; see :class:`~discrete_grpo.core.rollout.Reward`.
         config: settings.
-        columns: conditions, one mapping per group, shuffled every pass; None for unconditional policies.
+        columns: conditions, one mapping per group, in an order drawn anew for every generation; None for unconditional ones.
         run: folder for metrics, samples and checkpoints; None writes nothing to disk.
         sample_metrics: function that computes extra metrics from the samples of a generation, such as their validity, in the
             first process; a :class:`~discrete_grpo.core.sample_metrics.SampleMetrics` has each process describe its own.
@@ -268,6 +268,9 @@ class GRPOTrainer:
         """
         start = time.perf_counter()
         device = self.accelerator.device
+        restarts = self.pending is None and self.patience is not None and self.patience.restarts_now
+        if restarts:  # the weights that follow belong to no update
+            self.save()
         with tf32_products(self.config.tf32, device), deterministic(self.config.full_determinism):
             try:
                 if self.pending is None:
@@ -277,7 +280,8 @@ class GRPOTrainer:
                 self.save()
                 return None
             except RewardError:
-                self.save()
+                if not restarts:
+                    self.save()
                 self.state.go_back(self._safe)  # this trainer can go on, too
                 raise
             with memory_advice("an update"):

@@ -14,7 +14,7 @@ from discrete_grpo.benchmarking import runner
 from discrete_grpo.benchmarking.results import Results
 from discrete_grpo.benchmarking.runner import benchmark, write_files
 from discrete_grpo.rewards.task import Task
-from tests.benchmarking.parts import CARBONS, WALK
+from tests.benchmarking.parts import CARBONS, OXYGENS, WALK
 
 
 @pytest.fixture(autouse=True)
@@ -147,4 +147,17 @@ def test_a_row_in_the_folder_of_another_job_is_left_out(tmp_path: Path, capsys: 
     assert [row["seed"] for row in found.rows] == [0, 1]
     assert [row["seed"] for row in json.loads((tmp_path / "results.json").read_text())["rows"]] == [0, 1]
     assert f"{job_folder(tmp_path, 9)}: holds the row of carbons, walk, seed 1, and is left out" in told(capsys)
-    assert [row["seed"] for row in run(tmp_path, [9]).rows] == [0, 1, 9]  # such a row is none of seed 9
+    with pytest.raises(ValueError, match=r"holds the row of another job \(own, carbons, walk, 1\), expected its own"):
+        run(tmp_path, [9])
+    shutil.rmtree(job_folder(tmp_path, 9))
+    assert [row["seed"] for row in run(tmp_path, [9]).rows] == [0, 1, 9]
+
+
+def test_a_row_of_another_job_is_not_replaced(tmp_path: Path) -> None:
+    run(tmp_path, [0])
+    (tmp_path / "jobs/own/carbons").rename(tmp_path / "jobs/own/oxygens")
+    [row] = tmp_path.glob("jobs/own/oxygens/*/0/row.json")
+    before = row.read_bytes()
+    with pytest.raises(ValueError, match=r"holds the row of another job \(own, carbons, walk, 0\), expected its own"):
+        run(tmp_path, [0], OXYGENS)
+    assert row.read_bytes() == before

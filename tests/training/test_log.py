@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from discrete_grpo.core.sample_metrics import SampleMetrics
+from discrete_grpo.core.scoring import RewardError
 from discrete_grpo.rewards.cache import ScoreCache
 from discrete_grpo.rewards.ledger import Ledger
 from discrete_grpo.runs.recorder import read_metrics
@@ -114,3 +116,32 @@ def test_an_advantage_beyond_float32_is_told_before_an_update() -> None:
     said = r"^advantage: -?\S+e\+\d+, expected a number of float32; give smaller rewards, or scale_rewards 'group'$"
     with pytest.raises(ValueError, match=said):
         GRPOTrainer(tiny_policy(), huge, config).train()
+
+
+def third_fails(count: list[int]) -> Any:
+    count[0] += 1
+    if count[0] == 3:
+        raise KeyError("x")
+    return {"m": 1.0}
+
+
+@pytest.mark.parametrize("kind", ["plain", "describe", "summarise", "none"])
+def test_sample_metrics_that_fail_lose_no_update(kind: str, tmp_path: Path) -> None:
+    count = [0]
+
+    def failing(*arguments: Any) -> Any:
+        found = third_fails(count) if kind != "none" or count[0] < 2 else {"m": None}
+        return [0] * len(arguments[0]) if kind == "describe" else found
+
+    metrics: Any = {
+        "plain": failing,
+        "none": failing,
+        "describe": SampleMetrics(failing, lambda samples, described: {"m": 1.0}),
+        "summarise": SampleMetrics(lambda samples: [0] * len(samples), failing),
+    }[kind]
+    run = GRPOTrainer(tiny_policy(), share_of_class_two, replace(CONFIG, max_steps=4), run=tmp_path, sample_metrics=metrics)
+    with pytest.raises(RewardError, match=r"^sample_metrics: "):
+        run.train()
+    assert run.step == 2
+    assert run.checkpoints is not None
+    assert run.checkpoints.all()[-1].name == "step-00000002"

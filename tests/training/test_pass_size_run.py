@@ -16,7 +16,8 @@ from discrete_grpo.cli.parser import parse
 from discrete_grpo.core.rollout import group_contexts
 from discrete_grpo.training import pass_size as module
 from discrete_grpo.training.offline import OfflineTrainer, ScoredSamples
-from discrete_grpo.training.pass_size import PassSize
+from discrete_grpo.training.pass_size import PassSize, with_passes
+from discrete_grpo.training.rollout_queue import cut_as_before
 from tests.families import FAMILIES
 from tests.toys import share_of_class_two, tiny_policy, transformer_policy
 from tests.training.test_pass_size import AUTO, GRPO
@@ -55,6 +56,14 @@ def test_a_resumed_run_keeps_the_decision(
     assert "passes: auto -> 5 trajectories, 2 steps, as the run began" in capsys.readouterr().err
     assert resumed.config.passes == (5, 2)
     assert all(torch.equal(a, b) for a, b in zip(weights(whole), weights(resumed), strict=True))
+
+
+def test_ratios_of_whole_trajectories_keep_no_chunk_of_steps() -> None:
+    config = dataclasses.replace(GRPO, importance_sampling_level="sequence", per_device_batch_size="auto", timestep_chunk="auto")
+    assert with_passes(transformer_policy(), config, None, nullcontext, kept=(8, 1)).passes == (8, None)
+    said = "importance_sampling_level: 'sequence', expected the level of the run, whose forward passes have 1 steps"
+    with pytest.raises(ValueError, match=said):
+        cut_as_before(config, {"per_device_batch_size": 8, "timestep_chunk": 1})
 
 
 def test_a_resumed_run_takes_a_number_that_is_given_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

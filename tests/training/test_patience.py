@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from torch import Tensor
 
 from discrete_grpo import GRPOConfig, GRPOTrainer
+from discrete_grpo.core.scoring import RewardError
 from discrete_grpo.policies.options import with_options
 from discrete_grpo.rewards.ledger import Ledger
 from discrete_grpo.runs.checkpoint import Checkpoints
@@ -206,6 +209,33 @@ def test_the_threshold_is_a_share_of_the_generation(tmp_path: Path, capsys: pyte
     assert not any(all(few[k : k + 3]) for k in range(len(few) - 3))  # not one update more
     assert new[-1] > 0  # a run with the threshold 0 would have gone on
     assert "its last updates brought hardly a new call" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_failure_after_a_restart_leaves_the_last_checkpoint_as_it_was(tmp_path: Path) -> None:
+    first, kept = dict[str, Tensor](), dict[str, Tensor]()
+
+    def weights_of(step: int) -> dict[str, Tensor]:
+        return load_file(tmp_path / f"checkpoints/step-{step:08d}/model.safetensors")
+
+    def failing(samples: Sequence[Any]) -> Mapping[str, float]:
+        assert trainer.patience is not None
+        if trainer.patience.restarts:
+            raise RuntimeError("after the restart")
+        return {}
+
+    config = GRPOConfig(**{**COLLAPSES, "save_steps": 1}, max_steps=200, when_stale="restart")
+    trainer = run(config, tmp_path, sample_metrics=failing)
+    first |= {name: value.clone() for name, value in trainer.module.state_dict().items()}
+
+    def keep(own: GRPOTrainer, line: Mapping[str, float]) -> None:
+        kept.update(weights_of(own.step))
+
+    trainer.on_update = keep
+    with pytest.raises(RewardError, match="after the restart"):
+        trainer.train()
+    found = weights_of(trainer.step)
+    assert all(torch.equal(found[name], value) for name, value in kept.items())
+    assert not all(torch.equal(found[name], first[name]) for name in found)
 
 
 def test_bad_settings_are_named() -> None:
