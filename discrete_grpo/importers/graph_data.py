@@ -236,10 +236,10 @@ def data_from(fields: Any, where: object) -> TrainingData:
     if wrong:
         raise ValueError(f"statistics: {where}: {'; '.join(wrong[:5])}; expected {', '.join(names)}")
     for name in LISTS:
-        if name in fields and (isinstance(fields[name], str) or not isinstance(fields[name], Sequence)):
+        if fields.get(name) is not None and (isinstance(fields[name], str) or not isinstance(fields[name], Sequence)):
             raise ValueError(f"statistics: {where}: {name} is of type {type(fields[name]).__name__}, expected a list")
     try:
-        made: dict[str, Any] = {k: _tuple(k, v) if k in LISTS else v for k, v in fields.items()}
+        made: dict[str, Any] = {k: _tuple(k, v) if k in LISTS else v for k, v in fields.items() if v is not None}
         return TrainingData(**{"name": "given"} | made)
     except (OverflowError, TypeError, ValueError) as error:
         raise ValueError(f"statistics: {where}: {error}") from error

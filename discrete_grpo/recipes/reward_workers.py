@@ -73,7 +73,8 @@ def _any(reward: Any, test: Callable[[Any], bool]) -> bool:
 def _parts(reward: Any) -> Iterator[Any]:
     """The reward and those inside it."""
     yield reward
-    for one in getattr(reward, "inner", ()):
+    inner = getattr(reward, "inner", ())
+    for one in inner if isinstance(inner, tuple) else ():  # a reward of a user may have an attribute of that name
         yield from _parts(one)
 
 
