@@ -178,7 +178,7 @@ def test_bad_settings_are_one_line(work: Path, changes: dict[str, Any], said: st
     (work / "lines.g6").write_text("Bw\n", encoding="utf-8")
     (work / "odd.smi").write_text("CO\nF\nCC\n", encoding="utf-8")
     with pytest.raises((ValueError, FileNotFoundError)) as caught:
-        pretrain(recipe(work, **changes))
+        pretrain(recipe(work, **{"output_dir": str(work / "refused"), **changes}))
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
 

@@ -217,7 +217,7 @@ def test_options_that_do_not_exist_are_one_line_before_any_work(work: Path, give
 
 def test_a_network_of_your_own_is_refused_before_the_data_is_read(work: Path) -> None:
     with pytest.raises(ValueError, match="network: Linear, expected none with charges as a field"):
-        pretrain(recipe(work, data="nowhere.smi"), network=nn.Linear(1, 1))
+        pretrain(recipe(work, data="nowhere.smi", output_dir=str(work / "refused")), network=nn.Linear(1, 1))
 
 
 def test_scaffolds_and_misspelt_conditions_are_refused(pretrained: Path) -> None:
