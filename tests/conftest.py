@@ -1,4 +1,4 @@
-"""What every test needs: one thread, here and in the processes that it starts, for speed and the same bits; and Ctrl-C."""
+"""Settings of every test: one thread per process, for speed and equal bits, and the usual handling of Ctrl-C."""
 
 import gc
 import os

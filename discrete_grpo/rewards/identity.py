@@ -252,7 +252,7 @@ class _View:
         return tuple(found)
 
     def _inside(self, path: str, held: Any, names: Sequence[str], above: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
-        """What a function may name in a module of the user's, and in the modules of this one, such as ``package.module.value``."""
+        """Attributes of a user's module, and of the modules in it, that a function may use, such as ``package.module.value``."""
         if not isinstance(held, types.ModuleType) or not is_user_code(held.__name__) or held in above:
             return
         for name in (name for name in names if name in vars(held)):
