@@ -1,4 +1,4 @@
-"""The values that a reward returns, and the working folder that it leaves as it was, in plain Python.
+"""The values that a reward returns, the rewards inside it, and the working folder that it leaves as it was, in plain Python.
 
 Worker processes of a reward pool import this module too, so it uses nothing beyond the standard library.
 """
@@ -11,7 +11,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-__all__ = ["finite_number", "same_folder", "shown_value"]
+__all__ = ["finite_number", "reward_parts", "same_folder", "shown_value"]
+
+
+def reward_parts(reward: Any) -> Iterator[Any]:
+    """A reward and, at every depth, those in its attribute ``inner``, a tuple; a user's reward may have another ``inner``."""
+    yield reward
+    inner = getattr(reward, "inner", ())
+    for part in inner if isinstance(inner, tuple) else ():
+        yield from reward_parts(part)
 
 
 def finite_number(value: Any) -> float:

@@ -18,7 +18,7 @@ from discrete_grpo.core.checks import check_samples, check_whole
 from discrete_grpo.core.error_place import error_place
 from discrete_grpo.core.interrupt import watched
 from discrete_grpo.core.reward_arguments import reward_name, reward_names
-from discrete_grpo.core.reward_values import finite_number, same_folder, shown_value
+from discrete_grpo.core.reward_values import finite_number, reward_parts, same_folder, shown_value
 from discrete_grpo.core.rollout import Reward
 
 __all__ = [
@@ -154,9 +154,8 @@ def take_failures(rewards: Sequence[Reward]) -> dict[str, list[Failure]]:
 
 def _takes(reward: object) -> list[Callable[[], list[Failure]]]:
     """The methods ``take_failures`` of a reward and of those inside it."""
-    own, inner = getattr(reward, "take_failures", None), getattr(reward, "inner", ())
-    parts = inner if isinstance(inner, tuple) else ()  # a user's reward may have an attribute of that name
-    return [*([own] if callable(own) else []), *(take for part in parts for take in _takes(part))]
+    takes = (getattr(part, "take_failures", None) for part in reward_parts(reward))
+    return [take for take in takes if callable(take)]
 
 
 # -- scoring

@@ -8,6 +8,7 @@ from typing import Any
 
 from discrete_grpo.core.processes import is_first, usable_cores
 from discrete_grpo.core.reward_arguments import elsewhere, remembers, reward_name
+from discrete_grpo.core.reward_values import reward_parts
 from discrete_grpo.core.rollout import Reward
 from discrete_grpo.rewards.external import ExternalReward
 from discrete_grpo.rewards.pool import RewardPool
@@ -43,7 +44,7 @@ def _pooled(reward: Reward, workers: int, pools: ExitStack) -> Reward:
 
 def _limits(reward: Reward) -> dict[str, Any]:
     """Limits of a pool that leave external programs the time, and the number of failures, that they were given."""
-    programs = [one for one in _parts(reward) if isinstance(one, ExternalReward)]
+    programs = [one for one in reward_parts(reward) if isinstance(one, ExternalReward)]
     if not programs:
         return {}
     seconds = POOL_TIMEOUT + sum(one.timeout + one.start_timeout for one in programs)
@@ -67,15 +68,7 @@ def _apart(reward: Any) -> bool:
 
 def _any(reward: Any, test: Callable[[Any], bool]) -> bool:
     """Whether a reward, or one inside it, passes a test."""
-    return any(map(test, _parts(reward)))
-
-
-def _parts(reward: Any) -> Iterator[Any]:
-    """The reward and those inside it."""
-    yield reward
-    inner = getattr(reward, "inner", ())
-    for one in inner if isinstance(inner, tuple) else ():  # a reward of a user may have an attribute of that name
-        yield from _parts(one)
+    return any(map(test, reward_parts(reward)))
 
 
 def tell_slow(rewards: Sequence[Reward], seconds: float, samples: int) -> None:

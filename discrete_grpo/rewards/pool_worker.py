@@ -98,10 +98,11 @@ def answer(reward: Callable[..., Any], samples: Sequence[Any], columns: Mapping[
 
 
 def _failures(reward: Any) -> list[tuple[Any, str]]:
-    """Samples and reasons that the reward, or one in its tuple ``inner``, has recorded since the last call."""
-    take, inner = getattr(reward, "take_failures", None), getattr(reward, "inner", ())
-    own = [(failure.sample, failure.reason) for failure in take()] if callable(take) else []
-    return own + [entry for part in (inner if isinstance(inner, tuple) else ()) for entry in _failures(part)]
+    """Samples and reasons that the reward, or one inside it, has recorded since the last call."""
+    from discrete_grpo.core.reward_values import reward_parts
+
+    takes = (getattr(part, "take_failures", None) for part in reward_parts(reward))
+    return [(failure.sample, failure.reason) for take in takes if callable(take) for failure in take()]
 
 
 async def _wait(values: Any) -> Any:
