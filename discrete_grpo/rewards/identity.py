@@ -21,13 +21,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from discrete_grpo.rewards.object_parts import SLOT, is_bookkeeping, is_plain, is_python, is_set, is_static
 from discrete_grpo.rewards.sources import OWN, CodeSources, Sources, Unidentified, imported_inside, is_user_code, source_file
 
 __all__ = ["Unidentified", "code_identity", "identify", "reward_identity"]
 
 _PLAIN = (type(None), bool, int, float, complex, bytes, types.EllipsisType, types.NotImplementedType)
 _LRU = type(functools.lru_cache(lambda: None))
-_SLOT = types.MemberDescriptorType
 
 
 def reward_identity(reward: object) -> str | None:
@@ -267,7 +267,7 @@ class _View:
             return ("class", _path(value))
         sourced = source_file(value.__module__) is not None
         look = functools.partial(self._lenient, home=value.__module__) if sourced else self.describe
-        parts = [(n, part) for n, part in sorted(vars(value).items()) if not _is_bookkeeping(n, part)]
+        parts = [(n, part) for n, part in sorted(vars(value).items()) if not is_bookkeeping(n, part)]
         bases = [self.describe(base) for base in (type(value), *value.__bases__)]
         return ("class", _path(value), *bases, *((name, look(part)) for name, part in parts))
 
@@ -290,10 +290,10 @@ class _View:
         kind = type(value)
         if _path(kind) == "rdkit.Chem.rdchem.Mol":
             return _molecule(value)
-        if kind is object or hasattr(kind, "__next__") or not all(map(_is_python, map(type, kind.__mro__))):
+        if kind is object or hasattr(kind, "__next__") or not all(map(is_python, map(type, kind.__mro__))):
             raise Unidentified(f"a {_path(kind)} cannot be told from others of its kind")
         reduces = any(name in vars(base) for base in kind.__mro__[:-1] for name in ("__reduce__", "__reduce_ex__"))
-        if not _is_plain(kind) or (reduces and not is_user_code(kind.__module__) and kind.__module__.partition(".")[0] != OWN):
+        if not is_plain(kind) or (reduces and not is_user_code(kind.__module__) and kind.__module__.partition(".")[0] != OWN):
             return self._reduced(value)
         return ("object", self.describe(kind), self._attributes(value))
 
@@ -301,8 +301,8 @@ class _View:
         """Slots and attributes by name, without what properties keep there."""
         classes = type(value).__mro__
         hidden = {n for c in classes for n, part in vars(c).items() if isinstance(part, functools.cached_property)}
-        slots = [(f"{c.__qualname__}.{n}", part, c) for c in classes for n, part in vars(c).items() if isinstance(part, _SLOT)]
-        found = {name: part.__get__(value) for name, part, c in slots if not _is_static(c) and _is_set(part, value)}
+        slots = [(f"{c.__qualname__}.{n}", part, c) for c in classes for n, part in vars(c).items() if isinstance(part, SLOT)]
+        found = {name: part.__get__(value) for name, part, c in slots if not is_static(c) and is_set(part, value)}
         found |= {str(n): held for n, held in getattr(value, "__dict__", {}).items() if n not in hidden}
         return tuple((name, self._attribute(value, name, held)) for name, held in sorted(found.items()))
 
@@ -369,36 +369,6 @@ def _names(code: types.CodeType) -> Iterator[str]:
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
             yield from _names(inner)
-
-
-def _is_bookkeeping(name: str, part: Any) -> bool:
-    """Whether Python itself, and not the author, added an attribute to a class."""
-    code = callable(part) or isinstance(part, classmethod | staticmethod | property)
-    return name.startswith("_abc_") or (name.startswith("__") and name.endswith("__") and not code)
-
-
-def _is_static(kind: type) -> bool:
-    return not kind.__flags__ & (1 << 9)  # Py_TPFLAGS_HEAPTYPE
-
-
-def _is_set(slot: Any, value: Any) -> bool:
-    try:
-        slot.__get__(value)
-    except AttributeError:
-        return False
-    return True
-
-
-def _is_python(metaclass: type) -> bool:
-    return metaclass.__module__ == "builtins" or metaclass.__module__ == "abc" or source_file(metaclass.__module__) is not None
-
-
-def _is_plain(kind: type) -> bool:
-    """Whether an object consists of its attributes and slots only: its memory has room for nothing else."""
-    pointer = object.__basicsize__ // 2
-    offsets = (kind.__dictoffset__, kind.__weakrefoffset__)
-    slots = sum(isinstance(part, _SLOT) for c in kind.__mro__ if not _is_static(c) for part in vars(c).values())
-    return kind.__itemsize__ == 0 and kind.__basicsize__ == object.__basicsize__ + pointer * (slots + sum(o > 0 for o in offsets))
 
 
 def _order(value: Any) -> tuple[str, str]:
