@@ -1,6 +1,6 @@
-"""Put the tables of ``discrete-grpo benchmark`` into ``docs/results.md``, each between ``<!-- FOLDER -->`` and ``<!-- end -->``.
+"""Put the tables of ``discrete-grpo benchmark`` into ``docs/results-optimisation.md``.
 
-python -m benchmarks.results_page
+    python -m benchmarks.results_page    # each table between ``<!-- FOLDER -->`` and ``<!-- end -->``
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from discrete_grpo.benchmarking.markdown import markdown_table
 from discrete_grpo.benchmarking.results import read_results
 from discrete_grpo.core.atomic import atomic_write
 
-PAGE = ROOT / "docs" / "results.md"
+PAGE = ROOT / "docs" / "results-optimisation.md"
 BLOCK = re.compile(r"(<!-- (benchmarks/results/\S+) -->\n)(.*?)(<!-- end -->)", re.S)
 
 
