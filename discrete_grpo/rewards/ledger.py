@@ -233,8 +233,11 @@ class Ledger:
         for j, (name, reward) in enumerate(named):
             found = self._scored(name, reward, [samples[k] for k in rows], [keys[k] for k in rows], picked)
             result[rows, j] = torch.tensor(found, dtype=torch.float64)
-            pairs = reversed(list(zip(rows, found, strict=True)))  # the first of equal samples is kept
-            self._keep(name, {key: value for k, value in pairs if (key := keys[k]) is not None})
+            values: dict[str, float] = {}
+            for k, value in zip(rows, found, strict=True):  # of equal samples the first known value is kept
+                if (key := keys[k]) is not None and math.isnan(values.get(key, math.nan)):
+                    values[key] = value
+            self._keep(name, values)
         if spent and len(rows) < len(samples):
             raise BudgetExhausted(f"max_oracle_calls: all {self.max_oracle_calls} are used up", result)
         return result

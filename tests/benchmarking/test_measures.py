@@ -145,3 +145,12 @@ def test_a_method_that_was_asked_for_fewer_seeds_is_whole_with_them() -> None:
     assert total_text(table.common_totals["y"]) == "0.500 ± 0.354 (1)"
     assert table.ranks == {"x": 1.5, "y": 1.5}
     assert [column_name(told, name) for name in ("x", "y")] == ["x (seed 0)", "y"]
+
+
+def test_the_accessibility_of_a_row_is_that_of_its_ten_best() -> None:
+    ledger = Ledger(key=molecule_key)
+    ledger.score([CARBONS], ["C" * count for count in range(1, 15)])
+    row = measure(ledger, 14, "molecules", "carbons")
+    best = [sa_score(Chem.MolFromSmiles("C" * count)) for count in range(5, 15)]
+    assert row["sa_top10"] == pytest.approx(statistics.mean(best))
+    assert row["top10"] == pytest.approx(statistics.mean(count / 20 for count in range(5, 15)))

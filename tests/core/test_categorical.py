@@ -318,3 +318,14 @@ def test_wrong_shapes_and_dtypes_of_sites_are_named(changed: dict[str, Tensor], 
     Sites(**given)
     with pytest.raises(ValueError, match=said):
         Sites(**given | changed)
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_the_forward_kl_has_a_gradient_only_if_asked_for(asked: bool) -> None:
+    own, other = make(2, 3, 4, 5, 0), make(2, 3, 4, 5, 1)
+    own.log_probs.requires_grad_()
+    scores = score_sites([own], [other], forward_gradient=asked)
+    assert scores.kl is not None
+    assert scores.kl_forward is not None
+    assert (scores.logp.requires_grad, scores.kl.requires_grad) == (True, True)
+    assert (scores.entropy.requires_grad, scores.kl_forward.requires_grad) == (False, asked)

@@ -133,3 +133,17 @@ def test_kinds_of_sites_stand_side_by_side() -> None:
 def test_wrong_shapes_and_types_are_refused(change: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         replace(made(0), **change)
+
+
+def test_scores_have_the_gradients_that_they_say_and_masked_sites_of_the_reference_do_not_count() -> None:
+    own, ref = made(0), made(1)
+    leaves = [part.requires_grad_() for one in (own, ref) for part in (one.mean, one.std)]
+    strange = torch.where(own.mask.unsqueeze(-1), ref.mean, torch.nan)
+    scores = score_sites([own], [replace(ref, mean=strange, mask=torch.ones_like(own.mask))], forward_gradient=True)
+    assert not scores.entropy.requires_grad
+    assert scores.kl is not None
+    assert scores.kl_forward is not None
+    for value in (scores.kl, scores.kl_forward):
+        found = torch.autograd.grad(value.sum(), leaves, retain_graph=True, allow_unused=True)
+        assert all(part is not None and part.isfinite().all() for part in found[:2])
+        assert all(part is None for part in found[2:])

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from discrete_grpo.core.advantages import kl_advantages
-from discrete_grpo.core.categorical import Sites, score_sites
+from discrete_grpo.core.categorical import Scores, Sites, score_sites
 from discrete_grpo.core.kl import forward_estimate, importance_corrected, kl_term, reverse_estimate, trajectory_sum
 from discrete_grpo.core.loss import grpo_loss
 from tests import oracles
@@ -222,3 +222,20 @@ def test_an_infinite_kl_in_the_reward_is_refused_and_not_taken_for_a_constant_gr
         kl_advantages(kl, torch.ones(4, dtype=torch.bool), group)
     found = kl_advantages(kl, torch.tensor([True, False, True, True]), group)  # an unknown sample counts for nothing
     assert found.tolist() == [0.0, 0.0, 0.5, -0.5]
+
+
+@pytest.mark.parametrize(("direction", "estimator"), [("reverse", "k1"), ("reverse", "k2"), ("reverse", "k3"), ("forward", "k3")])
+def test_no_gradient_reaches_the_reference(direction: Any, estimator: Any) -> None:
+    logits, log_p = leaf()
+    ref = REF.clone().requires_grad_()
+    logp = drawn(log_p)
+    zero = torch.zeros_like(logp)
+    term = kl_term(estimator, direction, Scores(logp, zero, ON), ref_logp=drawn(ref.log_softmax(-1)))
+    own, other = torch.autograd.grad((term * torch.arange(4)[:, None, None]).sum(), (logits, ref), allow_unused=True)
+    assert own.abs().max() > 0.1
+    assert other is None
+
+
+def test_the_kl_of_a_trajectory_is_summed_in_float64() -> None:
+    values = torch.tensor([[[2.0**24, 1.0], [1.0, 1.0]]])  # in float32, 2^24 + 1 is 2^24
+    assert trajectory_sum(values, torch.ones(1, 2, 2, dtype=torch.bool)).tolist() == [2.0**24 + 3]

@@ -345,3 +345,12 @@ def test_a_scorer_that_gives_one_kl_has_that_one_measured() -> None:
     sums = grpo_loss(scores, old, advantage, row_weights(mask.sum(-1), "dapo", 15), beta=0.1).sums
     assert float(sums["kl"]) == float(mask.sum())
     assert "kl_forward" not in sums
+
+
+def test_garbage_at_masked_sites_of_the_old_policy_is_in_no_metric_of_a_kind() -> None:
+    logp, old, mask, advantage, _ = random_case(3)
+    scores = replace(scores_of(logp, mask), kinds=(("nodes", 2), ("edges", 3)))
+    sums = grpo_loss(scores, torch.where(mask, old, torch.nan), advantage, row_weights(mask.sum(-1), "dapo", 15)).sums
+    gap = torch.where(mask, logp - old, 0.0).abs()
+    assert float(sums["nodes/log_ratio"]) == pytest.approx(float(gap[..., :2].sum()), abs=1e-12)
+    assert float(sums["edges/log_ratio"]) == pytest.approx(float(gap[..., 2:].sum()), abs=1e-12)

@@ -204,3 +204,9 @@ def test_choices_keep_the_noise_and_name_what_is_wrong() -> None:
     ):
         with pytest.raises(ValueError, match=said):
             call()
+
+
+def test_a_rate_from_a_class_of_almost_no_mass_is_zero() -> None:
+    table = FlowEuler(Noise((0.5 - 1e-8, 1e-8, 0.5), LinearSchedule(), 3)).table(0.5, 0.4)
+    assert table[1, 0].tolist() == [0.0, 1.0, 0.0]  # to class 0 by a rate of about 3e7
+    assert table[2, 0].tolist() == pytest.approx([0.4 / 3, 0.2 / 3, 0.8], abs=1e-6)

@@ -19,6 +19,7 @@ from discrete_grpo.metrics.graph_suite import graphs
 from discrete_grpo.metrics.graphs import GraphReference, evaluate, evaluate_folds
 from discrete_grpo.metrics.polygraph import pgd
 from discrete_grpo.metrics.suite import SuiteOptions
+from tests.domains.test_isomorphism import rook, shrikhande
 
 SPLITS = load_splits("tree-16")
 REFERENCE = GraphReference(GraphSplits(SPLITS.train[:12], (), SPLITS.test[:10], "tree-16"), "tree")
@@ -116,3 +117,14 @@ def test_polygraph_discrepancy_by_its_package(monkeypatch: pytest.MonkeyPatch) -
     assert graphs(SAMPLES, REFERENCE, SuiteOptions(bootstrap=0)).notes == (said,)
     with pytest.raises(ImportError, match="polygraph-benchmark"):
         pgd([], [])
+
+
+@pytest.mark.parametrize("train", [rook(), nx.path_graph(4)])
+def test_what_is_not_decided_counts_as_in_the_plain_evaluation(train: nx.Graph) -> None:
+    """Of a graph that may be in the training set, and of one that may repeat another sample."""
+    reference = GraphReference(GraphSplits((train,), (), SPLITS.test[:3]), budget=5)
+    samples = [graph6(shrikhande()), graph6(nx.path_graph(3)), graph6(rook())]
+    plain, found = evaluate(samples, reference), graphs(samples, reference, SuiteOptions(bootstrap=0)).metrics
+    assert plain["undecided"] > 0
+    for name in ("unique", "novel", "vun", "undecided"):
+        assert found[name].value == pytest.approx(plain[name], abs=1e-12), name

@@ -120,3 +120,8 @@ def test_files_that_hold_no_graphs(tmp_path: Path) -> None:
             read_graphs(tmp_path / name)
     with pytest.raises(FileNotFoundError, match="does not exist"):
         read_graphs(tmp_path / "none.g6")
+
+
+def test_a_sample_that_may_repeat_another_is_not_novel() -> None:
+    found = evaluate([graph6(rook()), graph6(shrikhande())], GraphReference(SPLITS, budget=5))
+    assert (found["unique"], found["novel"], found["vun"], found["undecided"]) == (0.5, 1.0, 0.5, 0.5)

@@ -8,6 +8,9 @@ import pytest
 import torch
 
 from discrete_grpo.core.rollout import Context
+from discrete_grpo.diffusion.kernels import D3PM
+from discrete_grpo.diffusion.noise import uniform
+from discrete_grpo.diffusion.schedules import DigressSchedule
 from discrete_grpo.domains.graphs import num_pairs
 from discrete_grpo.policies.graph import FixedSites, size_buckets
 from discrete_grpo.policies.node_count import draw_sizes
@@ -92,3 +95,15 @@ def test_a_group_has_room_for_what_any_of_its_contexts_fixes() -> None:
         rollout = make().sample(contexts, generator=seeded(seed))
         assert rollout.size.tolist() == [5, 5, 5]
         assert int(rollout.samples[1].nodes[0, 4]) == 1
+
+
+def test_fixed_sites_come_out_clean_where_the_schedule_leaves_noise_at_the_end() -> None:
+    """DiGress's schedule of 3 steps keeps 0.85 of the signal at t = 0."""
+    kernels = [D3PM(uniform(3, DigressSchedule(3))), D3PM(uniform(2, DigressSchedule(3)))]
+    policy = make("uniform")
+    policy.node_kernel, policy.edge_kernel = kernels
+    fixed = FixedSites({0: 1, 2: 0}, {(0, 2): 1, (0, 1): 1})
+    rollout = policy.sample([Context(0, {"fixed": fixed, "num_nodes": 3})] * 60, generator=seeded(0))
+    for graph in rollout.samples:
+        assert graph.nodes[0, [0, 2]].tolist() == [1, 0]
+        assert graph.edges[0, 0, [1, 2]].tolist() == [1, 1]

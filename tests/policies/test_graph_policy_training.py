@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from discrete_grpo.domains.graphs import GraphBatch, node_mask, num_pairs, pair_mask, symmetrise, upper
+from discrete_grpo.policies.noising import stratified_times
 from tests import oracles
 from tests.policies.graph_policy_parts import KERNELS, every_kernel, make, seeded
 
@@ -102,3 +103,9 @@ def test_graphs_without_pairs_have_no_edge_loss() -> None:
     assert float(found["loss_edges"]) == 0.0
     assert torch.isfinite(found["loss"])
     assert float(found["loss"].detach()) == float(found["loss_nodes"])
+
+
+def test_the_times_of_a_batch_have_one_offset() -> None:
+    """t_i = (i + u) / count: the gaps between neighbours in time are all the same."""
+    times = stratified_times(50, torch.device("cpu"), generator=seeded(0))
+    torch.testing.assert_close(times.sort().values.diff(), torch.full((49,), 0.02, dtype=torch.float64), rtol=0, atol=1e-12)

@@ -279,3 +279,8 @@ def test_a_checkpoint_builds_it_again() -> None:
     again.load_state_dict(policy.state_dict())
     assert again.truncation == policy.truncation
     assert draw(again, ["a?b?"]).samples == draw(policy, ["a?b?"]).samples
+
+
+def test_at_level_step_the_most_units_are_the_rounds() -> None:
+    rollout = draw(make(rounds=4))
+    assert rollout.max_steps == 4

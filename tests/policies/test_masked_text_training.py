@@ -12,10 +12,11 @@ from torch import Tensor
 
 from discrete_grpo.core.rollout import group_contexts
 from discrete_grpo.domains.tokenizer import MASK, NUM_SPECIAL, PAD
+from discrete_grpo.policies.truncation import Truncation
 from discrete_grpo.training.config import GRPOConfig
 from discrete_grpo.training.trainer import GRPOTrainer
 from tests import oracles
-from tests.policies.masked_text_parts import draw, make, seeded
+from tests.policies.masked_text_parts import ABC, draw, make, seeded
 
 
 def test_the_likelihood_loss_is_the_mean_over_orders_of_the_log_probability() -> None:
@@ -113,3 +114,10 @@ def test_a_batch_that_cannot_be_trained_on_is_named(batch: list[list[float]], sa
     make().check_batch(torch.tensor([[4, 5, PAD], [6, PAD, PAD]]))
     with pytest.raises(ValueError, match=f"^batch: {said}"):
         make().check_batch(torch.tensor(batch))
+
+
+def test_likelihood_training_is_at_temperature_one_and_cuts_nothing_off() -> None:
+    batch = torch.tensor([ABC.encode(word) for word in ("abcabc", "ccbaab")])
+    plain, other = make(), make(truncation=Truncation(temperature=0.5, top_k=1))
+    losses = [policy.likelihood_loss(batch, generator=seeded(0))["loss"] for policy in (plain, other)]
+    assert torch.equal(*losses)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from discrete_grpo import Context, GRPOConfig, GRPOTrainer, Rollout, group_contexts, score_sites
+from discrete_grpo.core.batch_share import WHOLE
 from discrete_grpo.domains.tokenizer import BOS, EOS, MASK, NUM_SPECIAL, PAD, Property, TokenBatch, Tokenizer
 from discrete_grpo.models.gpt import GPT, GPTConfig
 from discrete_grpo.policies.tokens import TokenPolicy
@@ -246,3 +247,26 @@ def test_a_trainer_refuses_conditions_that_the_policy_was_never_trained_without(
     with pytest.raises(ValueError, match=re.escape(said)):
         GRPOTrainer(token_policy(condition_dropout=0.0), length, config, columns=columns)
     GRPOTrainer(token_policy(condition_dropout=0.1), length, config)
+
+
+def test_the_number_of_tokens_is_that_of_the_whole_batch_in_every_process() -> None:
+    class Second:
+        own = slice(1, 2)
+        means = WHOLE.means
+
+    policy = token_policy()
+    batch = TokenBatch(torch.tensor([[4, 5, EOS], [6, EOS, PAD]]))
+    assert float(policy.likelihood_loss(batch, share=Second())["tokens"]) == 5.0
+
+
+def test_each_property_is_hidden_by_a_draw_of_its_own() -> None:
+    batch = TokenBatch(torch.tensor([[4, EOS]] * 400), None, torch.zeros(400, 2))
+    _, shown = token_policy(condition_dropout=0.5)._hide(batch, torch.Generator().manual_seed(0))
+    assert shown is not None
+    pairs = shown.isnan().long() @ torch.tensor([1, 2])
+    assert torch.bincount(pairs, minlength=4).tolist() == pytest.approx([100] * 4, abs=35)
+
+
+def test_the_size_of_a_row_counts_its_prompt() -> None:
+    rollout = token_policy(min_length=4).sample([Context(k, columns) for k, columns in enumerate(CONDITIONS)])
+    assert rollout.size.tolist() == [4, 4 + 3, 4 + 1, 4]

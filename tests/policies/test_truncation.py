@@ -79,3 +79,8 @@ def test_bits_survive_packing(count: int) -> None:
 def test_values_out_of_range_are_named(options: dict[str, float], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         Truncation(**options)  # type: ignore[arg-type]
+
+
+def test_top_p_stops_where_the_sum_is_reached_exactly() -> None:
+    kept = Truncation(top_p=0.5).keep(torch.zeros(1, 4), torch.ones(1, 4, dtype=torch.bool))
+    assert kept.tolist() == [[True, True, False, False]]

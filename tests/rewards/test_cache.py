@@ -323,3 +323,20 @@ def test_a_cache_an_empty_file_and_a_damaged_database_pass(tmp_path: Path) -> No
     cache.put({key("C"): 0.5})
     check_cache_file(tmp_path / "known.sqlite")
     cache.close()
+
+
+def test_scores_of_a_checkpoint_have_all_their_digits() -> None:
+    first, second = ScoreCache(), ScoreCache()
+    first.put({key("C"): 0.1})
+    second.load_state_dict(first.state_dict())
+    assert second.get([key("C")]) == {key("C"): 0.1}
+
+
+def test_the_newest_scores_are_held_in_memory(tmp_path: Path) -> None:
+    cache = ScoreCache(tmp_path / "scores.sqlite", most=2)
+    scores = {key(str(k)): float(k) for k in range(4)}
+    for one, score in scores.items():
+        cache.put({one: score})
+    assert list(cache._scores) == list(scores)[2:]
+    assert cache.get(list(scores)) == scores
+    cache.close()

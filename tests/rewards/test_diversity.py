@@ -375,3 +375,18 @@ def test_columns_of_another_length_are_named(made: Any) -> None:
             reward(["CCO", "CC"], label=[3])
     finally:
         getattr(reward, "close", lambda: None)()
+
+
+def test_a_score_of_exactly_the_least_one_is_remembered() -> None:
+    once = DiversityFilter(lambda samples, **columns: [0.4] * len(samples), bucket_size=1, minscore=0.4)
+    assert once(["Cc1ccccc1", "CCc1ccccc1"]) == [0.4, 0.0]
+
+
+def test_of_equally_similar_scaffolds_the_oldest_takes_the_molecule() -> None:
+    """Atom pairs do not tell the two isomers apart."""
+    isomers = [r"C(=C/C1CC1)\C1CC1", r"C(=C\C1CC1)\C1CC1"]
+    for oldest, other in (isomers, isomers[::-1]):
+        similar = DiversityFilter(lambda samples, **columns: [1.0] * len(samples), "ScaffoldSimilarity")
+        similar.load_state_dict({"kind": "ScaffoldSimilarity", "seen": [], "buckets": [[oldest, 1], [other, 1]]})
+        similar(["CC1CC1/C=C/C1CC1"])
+        assert similar.buckets == {oldest: 2, other: 1}

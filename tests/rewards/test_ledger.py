@@ -375,3 +375,12 @@ def test_one_sample_or_one_reward_in_place_of_a_list_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^rewards: .*, expected a list of rewards, such as \["):
         ledger.score(oracle, ["CCO"])  # type: ignore[arg-type]
     assert ledger.calls == 0
+
+
+def test_of_equal_samples_in_a_batch_the_first_known_score_is_kept() -> None:
+    def places(samples: Sequence[Any], **columns: Any) -> list[float | None]:
+        return [None if place == 0 else float(place) for place in range(len(samples))]
+
+    ledger = Ledger()
+    assert ledger.score([places], ["a", "b", "a", "b", "a"])[1:, 0].tolist() == [1.0, 2.0, 3.0, 4.0]
+    assert ledger.history().of("places") == [2.0, 1.0]

@@ -152,3 +152,41 @@ def test_conditions_that_no_checkpoint_can_hold_are_refused_where_one_would(opti
         GRPOTrainer(tiny_policy(), share_of_class_two, config, columns=columns, run=tmp_path)
     GRPOTrainer(tiny_policy(), share_of_class_two, config, columns=columns)
     GRPOTrainer(tiny_policy(), share_of_class_two, CONFIG, columns=columns, run=tmp_path)
+
+
+def test_going_back_restores_random_states_memories_and_the_count_of_calls() -> None:
+    class Listed:
+        """A reward whose state is its memory itself, not a copy."""
+
+        def __init__(self) -> None:
+            self.seen: list[float] = []
+
+        def __call__(self, samples: Sequence[Any], **columns: Any) -> list[float]:
+            self.seen += share_of_class_two(samples)
+            return self.seen[-len(samples) :]
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"seen": self.seen}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.seen = state["seen"]
+
+    def drawn() -> list[float]:
+        of_numpy = [np.random.standard_normal(), np.random.random()]  # noqa: NPY002
+        return [random.gauss(0, 1), random.random(), *of_numpy, float(torch.rand(()))]
+
+    reward, ledger = Listed(), Ledger()
+    trainer = GRPOTrainer(tiny_policy(), reward, CONFIG, ledger=ledger)
+    trainer.train()
+    random.gauss(0, 1)  # of the two normal numbers that are made at once, one is kept
+    np.random.standard_normal()  # noqa: NPY002
+    snapshot, before = trainer.state.snapshot(), (list(reward.seen), ledger.turn, ledger.calls)
+    first = drawn()
+    samples = [(2, 2, 2, 2, 2, k) for k in range(5)]
+    ledger.score([reward], samples)
+    assert (reward.seen, ledger.turn, ledger.calls) != before
+    for _ in range(2):
+        trainer.state.go_back(snapshot)
+        assert (reward.seen, ledger.turn, ledger.calls) == before
+        assert drawn() == first
+        ledger.score([reward], samples)

@@ -77,3 +77,14 @@ def test_local_search_names_bad_arguments(options: dict[str, Any], said: str) ->
 def test_weights_of_a_search_are_one_per_reward() -> None:
     with pytest.raises(ValueError, match=r"reward_weights: 2 weights, expected one per reward \(1\)"):
         local_search(tiny_policy(), share_of_class_two, rounds=1, population=2, children=2, time=0.5, reward_weights=[1.0, 2.0])
+
+
+def test_rewards_are_weighed() -> None:
+    def size(samples: Sequence[Any], **columns: Any) -> list[float]:
+        return [float(len(sample)) for sample in samples]
+
+    options: dict[str, Any] = {"rounds": 1, "population": 3, "children": 4, "generator": seeded(0)}
+    found = local_search(tiny_policy(), [share_of_class_two, size], reward_weights=[2.0, -0.5], **options)
+    parts = list(zip(share_of_class_two(found.samples), size(found.samples), strict=True))
+    assert list(found.scores) == parts
+    assert list(found.rewards) == pytest.approx([2 * share - 0.5 * count for share, count in parts])

@@ -130,3 +130,13 @@ def test_the_generator_decides() -> None:
 def test_settings_are_refused(given: dict[str, float], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         ScoredMemory(**given)  # type: ignore[arg-type]
+
+
+def test_after_a_replacement_the_new_entries_are_known_and_the_old_are_not() -> None:
+    memory, other = ScoredMemory(size=3), ScoredMemory()
+    memory.add(entries("a2 b5"))
+    other.add(entries("c3 d4"))
+    memory.replace(other.kept)
+    assert ("c" in memory, "d" in memory, "a" in memory, "b" in memory) == (True, True, False, False)
+    assert memory.add(entries("c9 a1")) == 1
+    assert keys(memory) == "dca"

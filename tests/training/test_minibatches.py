@@ -10,12 +10,23 @@ import pytest
 import torch
 from torch import Tensor
 
+from discrete_grpo.core.advantages import advantages
 from discrete_grpo.core.rollout import Rollout, group_contexts
 from discrete_grpo.domains.tokenizer import Tokenizer
 from discrete_grpo.models.gpt import GPT, GPTConfig
 from discrete_grpo.policies.tokens import TokenPolicy
 from discrete_grpo.training.config import GRPOConfig
-from discrete_grpo.training.minibatches import MicroBatch, MiniBatches, TrainRows, choose_steps, microbatches, window_weights
+from discrete_grpo.training.minibatches import (
+    Batch,
+    MicroBatch,
+    MiniBatches,
+    TrainRows,
+    choose_steps,
+    microbatches,
+    passes,
+    train_rows,
+    window_weights,
+)
 from discrete_grpo.training.rollout_queue import queue_states, read_rows
 from discrete_grpo.training.update import LossTerms, UpdatePlan, loss_terms, micro_batch_loss, plan_update, policy_scores
 from tests.toys import tiny_policy
@@ -200,3 +211,92 @@ def test_a_window_without_a_signal_anywhere_still_has_passes() -> None:
     (first, second) = window_weights([choice.counts, some], BASE)[0]
     assert not first.needed.any()
     assert second.needed.all()
+
+
+def test_rows_of_unknown_reward_are_not_counted() -> None:
+    _, _, rollout, _, _ = generation()
+    rewards = torch.rand(16, 1, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    rewards[[2, 9]] = torch.nan
+    config = replace(BASE, loss_type="grpo")
+    (rows,) = train_rows([Batch(rollout, rewards, torch.zeros(16, dtype=torch.bool), [None] * 16)], config)
+    assert rows.counted.tolist() == [k not in (2, 9) for k in range(16)]
+    choice = choose_steps([rows], config)
+    ((weights,),) = window_weights([choice.counts], config)
+    wanted = [0.0 if k in (2, 9) else 1 / 14 for k in range(16)]
+    assert (weights.weight * choice.counts.units).tolist() == pytest.approx(wanted, abs=1e-12)
+
+
+def test_the_most_units_of_some_steps_are_rounded_up() -> None:
+    """Six blanks in four rounds are 2 + 2 + 1 + 1: three rounds fill up to five."""
+    _, _, rollout, advantage, counted = generation()
+    rows = TrainRows(replace(rollout, max_units=6, max_steps=4), advantage, counted, counted, torch.zeros_like(counted))
+    assert choose_steps([rows], replace(BASE, timestep_fraction=0.75)).counts.max_units == 5
+
+
+def test_windows_are_of_equal_size_and_dealt_at_random() -> None:
+    _, _, rollout, _, _ = generation()
+    config = replace(BASE, steps_per_generation=4)
+    dealt_twice = [
+        choose_steps([drawn_once(rollout)], config, torch.Generator().manual_seed(seed)).counts.window.tolist() for seed in (0, 1)
+    ]
+    assert [sorted(window) for window in dealt_twice] == [sorted([*range(4)] * 4)] * 2
+    assert dealt_twice[0] != dealt_twice[1]
+
+
+def test_every_pass_over_a_generation_goes_through_all_windows_and_every_row_has_a_number() -> None:
+    _, _, rollout, _, _ = generation()
+    config = replace(BASE, steps_per_generation=2, num_iterations=2, per_device_batch_size=3)
+    parts = [drawn_once(rollout.index(torch.tensor(rows))) for rows in ([0, 1, 2, 3, 4, 5], [*range(6, 16)])]
+    choices = [choose_steps([part], config, torch.Generator().manual_seed(0)) for part in parts]
+    weights = window_weights([choice.counts for choice in choices], config)
+    queue = MiniBatches.of([0, 1], [[part] for part in parts], choices, weights, config, {})
+    assert sorted(int(row) for part in queue.parts for micro in part for row in micro.rows) == list(range(16))
+    queue.old = [[None] * len(part) for part in queue.parts]
+    seen = []
+    for done in range(queue.updates):
+        queue.done = done
+        seen.append(next(k for k, part in enumerate(queue.parts) if part is queue.next()[0]))
+    assert seen == [0, 1, 0, 1]
+
+
+def test_a_pass_of_refined_rows_has_every_step_that_one_of_them_drew() -> None:
+    _, _, rollout, _, counted = generation()
+    start = torch.arange(16) % 3
+    units = torch.where(torch.arange(4) >= start[:, None], rollout.units, 0)
+    refined = torch.ones_like(counted)
+    made = list(passes(replace(rollout, units=units), torch.arange(4).expand(16, -1), refined, refined, BASE))
+    for rows, _, (steps,) in made:
+        assert steps[0].tolist() == list(range(int(start[rows].min()), 4))
+    assert sorted(int(row) for rows, *_ in made for row in rows) == list(range(16))
+
+
+def test_the_kl_in_the_reward_is_that_of_every_batch() -> None:
+    _, _, rollout, _, _ = generation()
+    generator = torch.Generator().manual_seed(2)
+    rewards, kl = (torch.rand(16, *shape, generator=generator, dtype=torch.float64) for shape in ((1,), ()))
+    config, parts = replace(BASE, kl_in="reward", beta=0.5), (slice(0, 4), slice(4, 16))
+
+    def batch(rows: slice) -> Batch:
+        at = torch.arange(16)[rows]
+        return Batch(rollout.index(at), rewards[rows], torch.zeros(len(at), dtype=torch.bool), [None] * len(at), kl[rows])
+
+    (whole,) = train_rows([batch(slice(0, 16))], config)
+    found = torch.cat([rows.advantage for rows in train_rows([batch(rows) for rows in parts], config)])
+    wanted = advantages(rewards, rollout.group, kl=kl, beta=0.5)
+    torch.testing.assert_close(whole.advantage, wanted, rtol=0, atol=1e-12)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
+
+
+def test_rows_that_do_not_count_are_in_no_statistic_of_the_entropy() -> None:
+    policy, _, rollout, _, counted = generation()
+    config = replace(BASE, top_entropy_quantile=0.3)
+    draw = replace(drawn_once(rollout), counted=counted)
+    choice = choose_steps([draw], config)
+    ((own,),) = window_weights([choice.counts], config)
+    (chunk,) = microbatches([draw], choice, own, config)
+    scores = policy_scores(policy, chunk)
+    every = scores.entropy[scores.mask & counted[chunk.rows][:, None, None]]
+    plan = plan_update(policy, [chunk], [None], config)
+    assert plan.mean_entropy == pytest.approx(float(every.mean()), abs=1e-12)
+    assert plan.threshold is not None
+    assert float(plan.threshold) == pytest.approx(float(every.quantile(0.7)), abs=1e-12)

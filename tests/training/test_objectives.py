@@ -284,3 +284,25 @@ def test_at_level_step_the_largest_number_of_units_is_one_of_steps() -> None:
     assert float(GroupRelative(**options)(batch)) == pytest.approx(float(wanted), abs=1e-14)
     assert float(wanted) != 0
     assert (batch.most("step"), batch.most("token"), batch_of().most("step")) == (2, 8, 4)
+
+
+def test_the_group_relative_loss_has_its_upper_bound_and_a_drift_per_site_at_every_level() -> None:
+    advantage = group_advantages(REWARD, torch.zeros(4, dtype=torch.long))
+    pair = Scores(LOGP.transpose(1, 2), torch.zeros(4, 1, 4), MASK.transpose(1, 2))  # one step of all sites
+    old = pair.logp - torch.where(pair.mask, 0.25, 0.0)  # ratios of 1.28, between both bounds
+    drift = (sum(totals()) - float(REF.sum())) / sum(LENGTHS)
+    for level in ("token", "step"):
+        batch = MemoryBatch(pair, REWARD, REF, old, 4, None, 1)
+        weight = row_weights(pair.mask.sum(-1), "dapo", 4, level=level)
+        wanted = grpo_loss(pair, old, advantage, weight, level=level, epsilon=0.1, epsilon_high=0.4).loss
+        found = GroupRelative(epsilon=0.1, epsilon_high=0.4, beta=0.3, level=level)(batch)
+        assert float(found) == pytest.approx(float(wanted) + 0.3 * drift, abs=1e-12)
+
+
+def test_imitation_compares_with_all_draws_of_the_round() -> None:
+    draws = Draws(torch.tensor([0.1, 0.2, 0.3, 0.4, 0.9, 0.5], dtype=torch.float64), -torch.arange(6.0).double())
+    found = SelfImitation(temperature=0.02).advantages(batch_of(draws=draws))
+    value = sum(r + 0.02 * k for k, r in enumerate([0.1, 0.2, 0.3, 0.4, 0.9, 0.5])) / 6
+    wanted = [max(0.0, r - 0.02 * logp - value) for r, logp in zip(REWARD.tolist(), totals(), strict=True)]
+    assert found.tolist() == pytest.approx(wanted, abs=1e-12)
+    assert 0 < sum(a > 0 for a in wanted) < 4

@@ -329,3 +329,11 @@ def test_a_text_in_place_of_samples_and_scores_that_are_no_numbers_are_refused()
             ScoredSamples(["CCO", "CCC"], [1.0, 2.0], groups)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"^offline_steps: '5', expected a whole number"):
         offline_config(SMALL, "5")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("groups", [None, torch.tensor([0, 0, 0, 0])])
+def test_advantages_are_clipped(groups: Tensor | None) -> None:
+    data = ScoredSamples(list("abcd"), torch.tensor([1.0, 2.0, 3.0, 30.0]), groups)
+    free, clipped = (data.advantages(torch.arange(4), replace(SMALL, advantage_clip=clip))[0] for clip in (None, 0.5))
+    assert float(free.max()) > 1
+    assert torch.equal(clipped, free.clamp(-0.5, 0.5))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from discrete_grpo.training.optim import mix_reference
+from discrete_grpo.training.optim import averaged, mix_reference, update_average
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
@@ -24,3 +24,13 @@ def test_parameters_are_mixed_and_buffers_copied(alpha: float) -> None:
     for buffer, other in zip(reference.buffers(), policy.buffers(), strict=True):
         assert torch.equal(buffer, other)
     assert all(torch.equal(a, b) for a, b in zip(policy.state_dict().values(), moved.state_dict().values(), strict=True))
+
+
+def test_the_moving_average_has_the_buffers_of_the_policy() -> None:
+    policy = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    average = averaged(policy, 0.9)
+    for _ in range(3):  # the first update copies everything
+        policy[1](torch.randn(4, 3))
+        update_average(average, policy)
+        for buffer, other in zip(average.module.buffers(), policy.buffers(), strict=True):
+            assert torch.equal(buffer, other)

@@ -156,3 +156,36 @@ def test_a_setting_without_an_effect_is_refused_in_new_runs_alone(tmp_path: Path
         GRPOTrainer(tiny_policy(), two_values, other)
     resumed = GRPOTrainer(tiny_policy(), two_values, other, run=tmp_path, resume=True)
     assert len(resumed.train()) == 1
+
+
+@pytest.mark.parametrize("bound", [None, 0.25])
+def test_the_optimizer_steps_with_the_gradient_within_its_bound(bound: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def large(samples: Sequence[Any], **columns: Any) -> list[float]:
+        return [100 * score for score in share_of_class_two(samples)]
+
+    config = GRPOConfig(**SMALL | {"max_grad_norm": bound}, scale_rewards="none", max_steps=1)
+    trainer = GRPOTrainer(tiny_policy(), large, config)
+    step, norms = trainer.optimizer.step, list[float]()
+
+    def listening() -> None:
+        squares = [p.grad.double().square().sum() for p in trainer.module.parameters() if p.grad is not None]
+        norms.append(float(torch.stack(squares).sum().sqrt()))
+        step()
+
+    monkeypatch.setattr(trainer.optimizer, "step", listening)
+    line = trainer.train()[0]
+    assert line["grad_norm"] > 1
+    assert norms == [pytest.approx(bound or line["grad_norm"], rel=1e-4)]
+
+
+def test_the_average_and_the_reference_follow_the_weights_of_the_step() -> None:
+    """The first update copies into the average, and a reference of mixup 1 is the policy."""
+    follow: dict[str, Any] = {"beta": 0.1, "sync_ref_model": True, "ref_model_sync_steps": 1, "ref_model_mixup_alpha": 1.0}
+    trainer = GRPOTrainer(tiny_policy(), share_of_class_two, GRPOConfig(**SMALL, **follow, max_steps=1, ema_decay=0.9))
+    start = [p.detach().clone() for p in trainer.module.parameters()]
+    trainer.train()
+    assert trainer.average is not None
+    for after in (trainer.average.module, reference(trainer)):
+        for before, own, other in zip(start, trainer.module.parameters(), after.parameters(), strict=True):
+            assert not torch.equal(before, own)
+            assert torch.equal(own, other)

@@ -353,3 +353,8 @@ def test_grpo_raises_the_bundled_judge_and_the_truth_with_it() -> None:
     after = evaluate_fills(policy, prompts, 32, judge=judge)
     assert after["judge"] > before["judge"] + 0.3 * (before["judge_original"] - before["judge"])
     assert after["sentences"] > before["sentences"] + 0.05
+
+
+def test_fills_of_one_prompt_are_compared_wherever_they_stand() -> None:
+    fills, prompts = ["a cat", "a dog", "a cat", "a fox"], ["a c__", "a ___", "a c__", "a ___"]
+    assert diversity(fills, prompts) == (0.5 + 1.0) / 2
