@@ -1,6 +1,6 @@
-"""Put the tables of ``discrete-grpo benchmark`` into ``docs/results-optimisation.md``.
+"""Put the tables of ``discrete-grpo benchmark`` into ``docs/results-optimisation.md``, as ``python -m benchmarks.results_page``.
 
-python -m benchmarks.results_page    # each table between ``<!-- FOLDER -->`` and ``<!-- end -->``
+Each table stands between ``<!-- FOLDER -->`` and ``<!-- end -->``.
 """
 
 from __future__ import annotations

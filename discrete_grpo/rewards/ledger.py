@@ -233,11 +233,7 @@ class Ledger:
         for j, (name, reward) in enumerate(named):
             found = self._scored(name, reward, [samples[k] for k in rows], [keys[k] for k in rows], picked)
             result[rows, j] = torch.tensor(found, dtype=torch.float64)
-            values: dict[str, float] = {}
-            for k, value in zip(rows, found, strict=True):  # of equal samples the first known value is kept
-                if (key := keys[k]) is not None and math.isnan(values.get(key, math.nan)):
-                    values[key] = value
-            self._keep(name, values)
+            self._keep(name, [keys[k] for k in rows], found)
         if spent and len(rows) < len(samples):
             raise BudgetExhausted(f"max_oracle_calls: all {self.max_oracle_calls} are used up", result)
         return result
@@ -309,9 +305,13 @@ class Ledger:
             self._identities[id(reward)] = (reward, identity)  # the reward too: its id must stay its own
         return self._identities[id(reward)][1]
 
-    def _keep(self, name: str, values: Mapping[str, float]) -> None:
-        """Record the scores of a reward for calls; the first known value is kept."""
-        self._rows.add(scores=[(name, key, None if math.isnan(value) else value) for key, value in values.items()])
+    def _keep(self, name: str, keys: Sequence[str | None], values: Sequence[float]) -> None:
+        """Record the scores of a reward for calls; the first known value is kept, also of equal samples."""
+        known: dict[str, float] = {}
+        for key, value in zip(keys, values, strict=True):
+            if key is not None and math.isnan(known.get(key, math.nan)):
+                known[key] = value
+        self._rows.add(scores=[(name, key, None if math.isnan(value) else value) for key, value in known.items()])
 
     # -- checkpoints
 
