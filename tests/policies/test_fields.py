@@ -325,3 +325,31 @@ def test_the_law_of_gaussian_sites_sees_a_wrong_density(change: Any, monkeypatch
     others = [law for law in LAWS if law != "gaussian sites"]
     (row,) = (row for row in check_policy(wrong, contexts(), skip=others).rows if row.law == "gaussian sites")
     assert row.outcome == "failed", row
+
+
+def test_given_graphs_are_centred() -> None:
+    made = policy()
+    (one,) = made.sample([Context(0, {"num_nodes": 3})], generator=torch.Generator().manual_seed(2)).samples
+    assert one.positions is not None
+    rollout = made.rollout_of([replace(one, positions=one.positions + 5)], generator=torch.Generator().manual_seed(3))
+    torch.testing.assert_close(rollout.states["positions"][0, -1], one.positions[0], rtol=0, atol=1e-5)
+
+
+def test_the_most_sites_are_those_of_the_largest_graph_that_it_draws() -> None:
+    made = policy()
+    rollout = made.sample([Context(0, {"num_nodes": 1})], generator=torch.Generator().manual_seed(2))
+    assert rollout.max_units == made.num_steps * int(made.layout.units(torch.tensor([3])))
+
+
+def test_a_learned_variance_is_that_of_the_time_a_step_begins_at() -> None:
+    made = policy()
+    assert made.variance is not None
+    made.variance.data = torch.linspace(-4, 4, len(made.variance))
+    rollout = made.sample([Context(0, {"num_nodes": 3})], generator=torch.Generator().manual_seed(2))
+    for k in range(made.num_steps):
+        state = made.layout.read(rollout.states, rollout.size, torch.tensor([[k]]))
+        t, s = made.grid[k : k + 1], made.grid[k + 1 : k + 2]
+        clean = made.network(state.nodes, state.edges, state.positions, t.float(), state.mask).positions
+        v = torch.sigmoid(-4 + 8 * t.float())
+        wanted = made.positions.diffusion.step(clean, state.positions, t, s, v)  # type: ignore[union-attr]
+        torch.testing.assert_close(made.transition(state, torch.tensor([k])).positions, wanted)

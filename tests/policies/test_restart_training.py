@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from discrete_grpo import GRPOConfig, GRPOTrainer
-from discrete_grpo.policies.graph import FixedSites
+from discrete_grpo.core.rollout import Context, Rollout
+from discrete_grpo.policies.graph import FixedSites, GraphPolicy
 from discrete_grpo.runs.recorder import read_metrics, read_samples
 from tests.policies.restart_parts import Plain
 from tests.toys import share_of_class_two, tiny_policy
@@ -50,6 +51,21 @@ def test_resume_with_a_memory_ends_with_the_same_bits(tmp_path: Path, columns: A
     assert lines[0]["refined/reward"] is None
     assert lines[2]["reward"] == pytest.approx((lines[2]["refined/reward"] + lines[2]["fresh/reward"]) / 2)
     assert read_samples(tmp_path / "whole/samples.csv.gz")["refined"][16:32] == ["0"] * 8 + ["1"] * 8
+
+
+class Forgetful(GraphPolicy):
+    """Returns the columns of conditions alone."""
+
+    def sample(self, contexts: Sequence[Context], *, generator: torch.Generator | None = None) -> Rollout:
+        found = super().sample(contexts, generator=generator)
+        return replace(found, columns={name: values for name, values in found.columns.items() if name != "restart"})
+
+
+def test_a_policy_need_not_return_restarts() -> None:
+    config, tiny = GRPOConfig(**REFINED, max_steps=2), tiny_policy()
+    policy = Forgetful(**tiny.init_args(), decode=tiny.decode, encode=tiny.encode)
+    trainer = GRPOTrainer(policy, share_of_class_two, config)
+    assert trainer.train()[1]["frac_refined"] == 0.5
 
 
 def test_a_run_without_it_has_no_trace_of_it(tmp_path: Path) -> None:

@@ -64,3 +64,17 @@ def test_settings_of_the_best_without_a_metric_are_one_line(config: Any) -> None
         config(load_best_model_at_end=True)
     with pytest.raises(ValueError, match="load_best_model_at_end: True, expected a run folder"):
         GRPOTrainer(transformer_policy(), share_of_class_two, replace(RUN, load_best_model_at_end=True))
+
+
+def test_a_stop_between_two_checkpoints_changes_the_worth_of_none(tmp_path: Path) -> None:
+    changed = {"save_steps": 4, "save_total_limit": 20}
+    rewards = [line["reward"] for line in trainer(tmp_path / "whole", **changed).train()]
+    part = trainer(tmp_path / "part", **changed)
+    for _ in range(2):
+        part.update()
+    part.save()
+    trainer(tmp_path / "part", resume=True, **changed).train()
+    for step in (4, 8):
+        for run in ("whole", "part"):
+            found = json.loads((tmp_path / f"{run}/checkpoints/step-{step:08d}/config.json").read_text())["metrics"]
+            assert found["reward"] == pytest.approx(sum(rewards[step - 4 : step]) / 4)

@@ -10,7 +10,7 @@ import torch
 from discrete_grpo.core.rollout import Context, group_contexts
 from discrete_grpo.policies.restart import Restart
 from discrete_grpo.training.elites import Elite, EliteBuffer
-from discrete_grpo.training.group_starts import group_starts, seen_columns
+from discrete_grpo.training.group_starts import GroupStart, group_starts, seen_columns
 from tests.policies.restart_parts import seeded
 from tests.toys import tiny_policy
 
@@ -60,6 +60,7 @@ def test_starts_mix_conditions_and_good_samples() -> None:
     memory.kept = [Elite("a", 1.0, {"restart": "R"}, 2)]
     starts = group_starts(4, conditions, memory, 0.5, seeded(0))
     assert [s.refined for s in starts] == [False, False, True, True]
+    assert sum(s.refined for s in group_starts(4, conditions, memory, 0.7, seeded(0))) == 3  # the nearest whole number
     assert starts[3].columns == {"num_nodes": 4, "restart": "R"}
     rollout = tiny_policy().sample(group_contexts(2, 1, [{"num_nodes": 2}, {"num_nodes": 3, "restart": None}]))
     assert set(seen_columns(rollout, starts)) == {"num_nodes"}
@@ -67,3 +68,20 @@ def test_starts_mix_conditions_and_good_samples() -> None:
     assert len({int(s.columns["num_nodes"]) for s in group_starts(3, conditions, memory, 0.0, seeded(0))}) == 3
     memory.kept = [Elite("a", 1.0, {"restart": "R"})]
     assert group_starts(2, None, memory, 1.0, seeded(0))[0].columns == {"restart": "R"}
+
+
+def test_conditions_are_shuffled_anew_where_they_are_fewer_than_groups() -> None:
+    conditions = [{"num_nodes": 2}, {"num_nodes": 3}, {"num_nodes": 4}]
+    orders = [[s.origin for s in group_starts(6, conditions, generator=seeded(k))] for k in range(20)]
+    assert all({*order[:3]} == {*order[3:]} == {0, 1, 2} for order in orders)
+    assert any(order[:3] != order[3:] for order in orders)
+
+
+def test_rewards_receive_the_columns_of_all_conditions() -> None:
+    starts = group_starts(1, [{"colour": "red", "weight": None}, {"size": 3}], generator=seeded(0))
+    rollout = tiny_policy().sample(group_contexts(1, 2, [starts[0].columns]))
+    wanted = {name: (starts[0].columns.get(name),) * 2 for name in ("colour", "weight", "size")}
+    assert dict(seen_columns(rollout, starts)) == wanted
+    given = GroupStart({"restart": "R"}, 0, asked=("restart",))  # also where another group starts from an elite
+    both = [given, GroupStart({"restart": "S"}, 0, frozenset({"restart"}), refined=True, asked=("restart",))]
+    assert dict(seen_columns(replace(rollout, columns={"restart": ("R", "S")}), both)) == {"restart": ("R", "S")}

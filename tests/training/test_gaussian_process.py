@@ -19,6 +19,7 @@ from discrete_grpo.training.gaussian_process import (
     Features,
     GaussianProcessScreen,
     Hyperparameters,
+    _Inputs,
     tanimoto_table,
     unary_bits,
 )
@@ -261,7 +262,7 @@ def test_after_forgetting_it_is_as_new() -> None:
     assert used.merit(asked) is None
     for one in (used, new):
         one.generator.manual_seed(3)
-        one.observe(samples[:30], torch.tensor([-score(row) for row in samples[:30]]))
+        one.observe(samples[30:], torch.tensor([-score(row) for row in samples[30:]]))  # none of those before
     assert torch.equal(used.merit(asked), new.merit(asked))  # type: ignore[arg-type]
 
 
@@ -306,3 +307,13 @@ def test_scores_whose_squares_no_float_holds_have_no_merit(scores: list[float]) 
     screen = GaussianProcessScreen(featurize, start=2, size=4)
     screen.observe(samples, torch.tensor(scores, dtype=torch.float64))
     assert screen.merit(samples) is None
+
+
+def test_of_many_samples_hyperparameters_are_those_of_the_best_and_of_as_many_others() -> None:
+    screen = GaussianProcessScreen(featurize, generator=torch.Generator().manual_seed(2))
+    inputs = _Inputs.of([screen._features(sample) for sample in made(60)])
+    kernels, z = inputs.kernels(inputs), torch.tensor([score(sample) for sample in made(60)], dtype=torch.float64)
+    found = screen._best_hyperparameters(kernels, z, most=20)
+    others = torch.randperm(60, generator=torch.Generator().manual_seed(2))[:10].tolist()
+    rows = sorted({*z.argsort(descending=True)[:10].tolist(), *others})
+    assert found == screen._best_hyperparameters([k[rows][:, rows] for k in kernels], z[rows])

@@ -28,6 +28,7 @@ from discrete_grpo.training.pass_size import (
     pass_size,
     peak_bytes,
 )
+from discrete_grpo.training.reference_tables import MAX_BYTES
 from discrete_grpo.training.update import UpdatePlan, loss_terms, micro_batch_loss
 from tests.families import FAMILIES
 from tests.toys import tiny_policy, transformer_policy
@@ -159,10 +160,32 @@ def test_what_the_run_needs_besides_is_counted() -> None:
     for (beta, decay), count in copies.items():
         config = dataclasses.replace(GRPO, beta=beta, ema_decay=decay)
         assert measure_passes(policy, config, None, nullcontext).constant == count * size
+    twice = dataclasses.replace(GRPO, beta=0.1, num_iterations=2)  # keeps tables of the reference
+    assert measure_passes(policy, twice, None, nullcontext).constant == 4 * size + MAX_BYTES
     frozen, *_ = policy.parameters()
     frozen.requires_grad_(False)  # as all but the adapters of LoRA are
     fewer = measure_passes(policy, dataclasses.replace(GRPO, beta=0.1, ema_decay=0.9), None, nullcontext).constant
     assert fewer == 5 * size - 3 * 4 * frozen.numel()
+
+
+def test_a_trial_is_of_the_larger_half_and_with_the_entropy_where_it_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = transformer_policy(num_steps=4, layers=1)
+    contexts = group_contexts(module.TRIAL_GROUPS, module.TRIAL_ROWS, None)
+    drawn = policy.sample(contexts, generator=torch.Generator().manual_seed(GRPO.seed)).units.sum(1).sort(descending=True).values
+    trial = module._trial(policy, GRPO, None, nullcontext)
+    assert drawn[0] > drawn[-1]
+    assert trial.units.sum(1).tolist() == drawn[: len(drawn) // 2].tolist()
+    asked: list[bool] = []
+
+    def noted(*given: Any, bonus: bool) -> Any:
+        asked.append(bonus)
+        return loss_terms(*given, bonus=bonus)
+
+    monkeypatch.setattr(module, "loss_terms", noted)
+    for settings in ({}, {"entropy_coef": 0.1}, {"use_adaptive_entropy": True}):
+        asked.clear()
+        measure_passes(policy, dataclasses.replace(GRPO, **settings), None, nullcontext)
+        assert set(asked) == {bool(settings)}
 
 
 # -- what fits

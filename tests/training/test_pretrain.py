@@ -216,9 +216,11 @@ def test_a_stop_between_two_checkpoints_changes_neither_the_best_one_nor_its_num
     stop_after(Pretrainer(tiny_policy(), DATA, config, tmp_path / "part"), 6, monkeypatch)
     assert json.loads((tmp_path / "part/checkpoints/step-00000006/config.json").read_text()).get("metrics") is None
     Pretrainer(tiny_policy(), DATA, config, tmp_path / "part", resume=True).train()
+    losses = [line["loss"] for line in read_metrics(tmp_path / "whole") if "loss" in line]
     for step in (4, 8, 12):
         found = [json.loads((tmp_path / f"{run}/checkpoints/step-{step:08d}/config.json").read_text()) for run in ("whole", "part")]
         assert found[0]["metrics"] == found[1]["metrics"]
+        assert found[0]["metrics"]["loss"] == pytest.approx(sum(losses[step - 4 : step]) / 4)
     best = [json.loads((tmp_path / run / "checkpoints/best.json").read_text()) for run in ("whole", "part")]
     assert best[0] == best[1]
 
@@ -266,3 +268,17 @@ def test_a_resumed_run_takes_the_changed_weight_decay(tmp_path: Path) -> None:
     resumed = Pretrainer(tiny_policy(), DATA, changed, tmp_path, resume=True)
     assert {group["weight_decay"] for group in resumed.optimizer.param_groups} <= {0.7, 0.0}
     assert 0.7 in {group["weight_decay"] for group in resumed.optimizer.param_groups}
+
+
+def test_every_update_is_in_train_mode_and_has_a_dropout_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Pretrainer(tiny_policy().eval(), DATA, dataclasses.replace(CONFIG, max_steps=3), tmp_path)  # as one that was loaded
+    losses, drawn = made._losses, list[float]()
+
+    def noted(batch: Any) -> dict[str, torch.Tensor]:
+        assert made.policy.training
+        drawn.append(float(torch.rand(())))  # what dropout would draw from
+        return losses(batch)
+
+    monkeypatch.setattr(made, "_losses", noted)
+    made.train()
+    assert len(set(drawn)) == 3

@@ -101,6 +101,12 @@ def test_what_ends_an_evaluation_costs_no_update_and_changes_no_bit(
     assert outcome(tmp_path) == whole
 
 
+def test_the_averaged_policy_is_evaluated(whole: dict[str, Any]) -> None:
+    *_, last = (line["eval/first"] for line in whole["lines"] if "eval/first" in line)
+    name, _ = next(iter(transformer_policy().named_parameters()))
+    assert last == torch.tensor(whole["weights"][name]).flatten()[0]
+
+
 def test_a_kill_between_the_line_and_its_checkpoint_writes_no_line_twice(
     whole: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

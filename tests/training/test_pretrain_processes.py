@@ -202,3 +202,23 @@ def test_all_processes_begin_with_the_weights_and_buffers_of_the_first(tmp_path:
     policy.register_buffer("frequencies", torch.rand(3))
     Pretrainer(policy, data, CONFIG, tmp_path)
     assert {id(x) for x in copied} == {id(x) for x in [*policy.parameters(), *policy.buffers()]}
+
+
+def test_sums_are_of_tensors_of_every_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.distributed.all_reduce", lambda flat: flat.mul_(3))
+    group = ProcessGroup()
+    group.count = 3
+    tensors = [torch.ones(2), torch.ones(2, 2, dtype=torch.float64), torch.tensor(1)]
+    group.add(tensors)
+    assert all(bool((one == 3).all()) for one in tensors)
+
+
+def test_a_process_without_rows_adds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.distributed.all_reduce", lambda flat: flat)  # what the others add is 0
+    group = ProcessGroup()
+    group.count = 2
+    for group.rank, whole in ((0, 1.5), (1, 0.0)):
+        mean = torch.tensor(1.5, requires_grad=True)
+        (found,) = RankShare(group, 1).means((mean, torch.tensor(4)))
+        found.backward()
+        assert (float(found.detach()), float(mean.grad or 0)) == (whole, float(group.rank == 0))

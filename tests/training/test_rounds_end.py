@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
+from torch import Tensor
 
 from discrete_grpo.training.objectives import Likelihood, SelfImitation
 from tests.letters import letters_policy, texts, worth
@@ -112,9 +113,11 @@ def test_an_island_begins_anew_and_every_second_one_knows_everything() -> None:
     assert len(asked(loop)) == len(set(asked(loop)))
     new = set(asked(loop)[len(scored) :])
     assert {entry.key for entry in loop.memory.kept} == again | new == set(screen.observed)
+    assert loop.objective.temperature > 0.02  # type: ignore[attr-defined]
     assert all(entry.score == worth(str(entry.key)) for entry in loop.memory.kept)
     loop._restart()
     assert {entry.key for entry in loop.memory.kept} == set(asked(loop)) == set(screen.observed)
+    assert loop.objective.temperature == 0.02  # type: ignore[attr-defined]
 
 
 @pytest.mark.slow
@@ -125,3 +128,26 @@ def test_islands_go_on_until_the_budget_is_used_up() -> None:
     small = rounds(letters_policy(1), patience=4, when_stale="islands", budget=80)  # of only three texts
     assert len(small.run()) <= 3
     assert small.progress.restarts <= 3
+
+
+def test_a_plateau_is_as_long_as_the_setting_says() -> None:
+    loop = rounds(letters_policy(5), draws=1, plateau=30, patience=500, passes=0)
+    loop.run()
+    tops = [sorted(map(worth, asked(loop)[: n + 1]), reverse=True)[:10] for n in range(len(asked(loop)))]
+    assert len(tops) - 1 - tops.index(tops[-1]) == 30
+
+
+def test_a_screen_is_told_each_sample_once_an_island() -> None:
+    class Counting(Ranking):
+        times: ClassVar[list[str]] = []
+
+        def observe(self, samples: Sequence[str], scores: Tensor) -> None:
+            self.times.extend(samples)
+
+    loop = rounds(screen=Counting(start=1), when_stale="islands", passes=0)
+    for restart in (False, False, True, False, False, True, False):
+        if restart:
+            loop._restart()
+            Counting.times[:] = list(loop.met)
+        loop.round()
+        assert len(Counting.times) == len(set(Counting.times)) == len(loop.met)

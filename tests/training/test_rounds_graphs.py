@@ -143,6 +143,8 @@ def test_regeneration_starts_from_the_best_by_rank_of_those_that_the_policy_can_
     assert sizes == [start.num_nodes for start in starts]
     again = [proposer.propose(memory, 3, torch.Generator().manual_seed(1)) for _ in range(2)]
     assert again[0] == again[1]
+    held = Regeneration(policy, 0.5, population=3, rank_coefficient=1.0, memory=memory)
+    assert held.propose(ScoredMemory(), 3, torch.Generator().manual_seed(1)) == again[0]
 
 
 def test_regeneration_makes_nothing_without_a_parent_and_refuses_what_cannot_go_on() -> None:

@@ -161,3 +161,47 @@ def test_a_gradient_that_is_no_number_ends_the_loop_and_leaves_the_weights_alone
     with pytest.raises(FloatingPointError, match=r"^gradient norm is nan after \d+ samples; lower learning_rate$"):
         loop.round()
     assert equal(before, weights(loop))
+
+
+def test_explored_samples_take_the_places_of_remembered_ones() -> None:
+    policy = letters_policy()
+    learned = spied(policy)
+    loop = rounds(policy, draws=12, passes=8, batch_size=5, explore=3)
+    loop.round()
+    assert all(3 <= len(batch) <= 5 for batch in learned)
+
+
+def test_an_update_of_a_single_sample_is_left_out() -> None:
+    loop = rounds(batch_size=1, objective=TrajectoryBalance(beta=5.0))
+    before = weights(loop)
+    loop.round()
+    assert equal(before, weights(loop))
+    assert loop.metrics()["learned"] == 0
+
+
+def test_the_gradient_of_the_policy_alone_is_clipped() -> None:
+    def norm(part: list[torch.nn.Parameter]) -> float:
+        return float(torch.stack([p.grad.norm() for p in part if p.grad is not None]).norm())
+
+    def gradients(bound: float | None) -> tuple[float, float]:
+        objective, norms = TrajectoryBalance(beta=5.0, log_z=1.0), list[float]()
+        loop = rounds(objective=objective, passes=1, max_grad_norm=bound)
+        parts = [group["params"] for group in loop.optimizer.param_groups]
+        loop.optimizer.register_step_pre_hook(lambda *_: norms.extend(map(norm, parts)))
+        loop.round()
+        own, of_objective = norms
+        return own, of_objective
+
+    (free, of_objective), (clipped, same) = gradients(None), gradients(0.25)
+    assert free > 0.5
+    assert clipped == pytest.approx(0.25, rel=1e-4)
+    assert same == of_objective
+
+
+def test_an_objective_is_told_the_most_sites_and_steps() -> None:
+    spy = Spy(GroupBalance(5.0))
+    loop = rounds(objective=spy, passes=1)
+    loop.round()
+    one = loop.policy.rollout_of(asked(loop)[:1])  # type: ignore[attr-defined]
+    assert one.max_steps is not None
+    assert [(batch.max_units, batch.max_steps) for batch in spy.batches] == [(one.max_units, one.max_steps)]

@@ -99,6 +99,7 @@ def test_a_loop_goes_on_to_the_same_bits(kind: str, stop_at: int) -> None:
     other.ledger.load_state_dict(state["ledger"])
     other.load_state_dict(state["rounds"])
     assert other.progress.rounds == stop_at
+    assert other.ref_logp == state["rounds"]["ref_logp"]
     other.run()
     assert facts(other) == ended
 

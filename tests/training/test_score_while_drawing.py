@@ -193,3 +193,6 @@ def test_a_budget_that_ends_while_groups_are_replaced_keeps_the_generation() -> 
     trainer = GRPOTrainer(tiny_policy(), lambda samples, **_: [1.0] * len(samples), config, ledger=ledger)
     trainer.train()
     assert trainer.history[-1]["oracle/calls"] == ledger.calls == 12
+    steps = trainer.step
+    assert trainer.update() is None  # nothing can be scored
+    assert trainer.step == steps

@@ -43,6 +43,8 @@ def test_resampling_fills_the_generation_with_groups_that_have_a_signal() -> Non
     trainer = GRPOTrainer(transformer_policy(), two_values, config)
     batches = trainer_parts.batches(trainer)
     assert len(batches) > 1
+    for k in range(1, len(batches)):  # no more groups than are missing
+        assert len(batches[k].rollout) == 4 * groups_missing(batches[:k], config.num_groups, config)
     assert groups_missing(batches, config.num_groups, config) == 0
     group = groups_of(batches)
     assert torch.equal(group.bincount(), torch.full((int(group.max()) + 1,), 4))

@@ -267,3 +267,20 @@ def test_graphs_larger_than_all_that_are_trained_on_are_left_out() -> None:
     shown = no_larger(graphs, 4)
     assert shown.sizes.tolist() == [3, 4]
     assert with_held_out(None, no_larger(graphs, 2), 8) is None
+
+
+def test_passes_of_a_policy_without_shares_are_weighed_by_their_samples() -> None:
+    class Values:
+        sizes = torch.ones(5, dtype=torch.long)
+
+        def __len__(self) -> int:
+            return 5
+
+        def batch(self, rows: torch.Tensor) -> torch.Tensor:
+            return rows.double()
+
+    class Mean(torch.nn.Linear):
+        def likelihood_loss(self, batch: torch.Tensor, *, generator: torch.Generator) -> dict[str, torch.Tensor]:
+            return {"loss": batch.mean()}
+
+    assert held_out_loss(Mean(1, 1), Values(), 2) == pytest.approx(2.0)
