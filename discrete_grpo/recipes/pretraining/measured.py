@@ -64,8 +64,10 @@ def measured_columns(recipe: _Recipe) -> tuple[str, ...]:
 
     Raises:
         FileNotFoundError: if there is no such file.
-        ValueError: for a name that is neither a column nor a descriptor, or that a condition cannot have.
+        ValueError: for a name that is neither a column nor a descriptor, that a condition cannot have, or that is given twice.
     """
+    if twice := [name for k, name in enumerate(recipe.properties) if name in recipe.properties[:k]]:
+        raise ValueError(f"properties: {twice[0]!r} is given twice, expected each once")
     if not recipe.properties or recipe.data == "enumerated" or is_shard_folder(recipe.data):
         return ()
     path, options = _source(recipe)

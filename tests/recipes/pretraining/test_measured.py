@@ -109,6 +109,7 @@ def test_descriptors_alone_are_as_they_were(tmp_path: Path, capsys: pytest.Captu
         ("solubility", None, "CO,inf,1", "holds 'inf' in 'solubility', expected a number or nothing"),
         ("solubility", None, "CO,1,5,1", "data: line 3 of 'my.csv' has 4 cells, expected 3 as the header has"),
         ("x", "smiles,x,x", None, "properties: 'x' is the name of several columns of 'my.csv', expected one of that name"),
+        ("qed,TPSA,qed", None, None, "properties: 'qed' is given twice, expected each once"),
         ("reward", "smiles,reward,x", None, "properties: a column named 'reward', expected another name: step, group"),
         ("num_nodes", "smiles,num_nodes,x", None, "properties: a column named 'num_nodes', expected another name"),
     ],
