@@ -344,6 +344,7 @@ def test_the_most_sites_are_those_of_the_largest_graph_that_it_draws() -> None:
 def test_a_learned_variance_is_that_of_the_time_a_step_begins_at() -> None:
     made = policy()
     assert made.variance is not None
+    assert made.positions is not None
     made.variance.data = torch.linspace(-4, 4, len(made.variance))
     rollout = made.sample([Context(0, {"num_nodes": 3})], generator=torch.Generator().manual_seed(2))
     for k in range(made.num_steps):
@@ -351,5 +352,6 @@ def test_a_learned_variance_is_that_of_the_time_a_step_begins_at() -> None:
         t, s = made.grid[k : k + 1], made.grid[k + 1 : k + 2]
         clean = made.network(state.nodes, state.edges, state.positions, t.float(), state.mask).positions
         v = torch.sigmoid(-4 + 8 * t.float())
-        wanted = made.positions.diffusion.step(clean, state.positions, t, s, v)  # type: ignore[union-attr]
+        assert state.positions is not None
+        wanted = made.positions.diffusion.step(clean, state.positions, t, s, v)
         torch.testing.assert_close(made.transition(state, torch.tensor([k])).positions, wanted)

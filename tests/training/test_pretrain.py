@@ -216,7 +216,7 @@ def test_a_stop_between_two_checkpoints_changes_neither_the_best_one_nor_its_num
     stop_after(Pretrainer(tiny_policy(), DATA, config, tmp_path / "part"), 6, monkeypatch)
     assert json.loads((tmp_path / "part/checkpoints/step-00000006/config.json").read_text()).get("metrics") is None
     Pretrainer(tiny_policy(), DATA, config, tmp_path / "part", resume=True).train()
-    losses = [line["loss"] for line in read_metrics(tmp_path / "whole") if "loss" in line]
+    losses = [loss for line in read_metrics(tmp_path / "whole") if (loss := line.get("loss")) is not None]
     for step in (4, 8, 12):
         found = [json.loads((tmp_path / f"{run}/checkpoints/step-{step:08d}/config.json").read_text()) for run in ("whole", "part")]
         assert found[0]["metrics"] == found[1]["metrics"]

@@ -148,6 +148,6 @@ def test_a_screen_is_told_each_sample_once_an_island() -> None:
     for restart in (False, False, True, False, False, True, False):
         if restart:
             loop._restart()
-            Counting.times[:] = list(loop.met)
+            Counting.times[:] = map(str, loop.met)
         loop.round()
         assert len(Counting.times) == len(set(Counting.times)) == len(loop.met)
