@@ -12,7 +12,7 @@ import math
 import os
 import sqlite3
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -233,7 +233,7 @@ class Ledger:
         for j, (name, reward) in enumerate(named):
             found = self._scored(name, reward, [samples[k] for k in rows], [keys[k] for k in rows], picked)
             result[rows, j] = torch.tensor(found, dtype=torch.float64)
-            self._keep(name, [keys[k] for k in rows], found)
+            self._keep(name, zip([keys[k] for k in rows], found, strict=True))
         if spent and len(rows) < len(samples):
             raise BudgetExhausted(f"max_oracle_calls: all {self.max_oracle_calls} are used up", result)
         return result
@@ -305,13 +305,9 @@ class Ledger:
             self._identities[id(reward)] = (reward, identity)  # the reward too: its id must stay its own
         return self._identities[id(reward)][1]
 
-    def _keep(self, name: str, keys: Sequence[str | None], values: Sequence[float]) -> None:
-        """Record the scores of a reward for calls; the first known value is kept, also of equal samples."""
-        known: dict[str, float] = {}
-        for key, value in zip(keys, values, strict=True):
-            if key is not None and math.isnan(known.get(key, math.nan)):
-                known[key] = value
-        self._rows.add(scores=[(name, key, None if math.isnan(value) else value) for key, value in known.items()])
+    def _keep(self, name: str, values: Iterable[tuple[str | None, float]]) -> None:
+        """Record the scores of a reward for calls; the first known value is kept."""
+        self._rows.add(scores=[(name, key, None if math.isnan(value) else value) for key, value in values if key is not None])
 
     # -- checkpoints
 

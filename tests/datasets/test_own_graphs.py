@@ -353,3 +353,10 @@ def test_data_without_edges_may_have_attributes_of_no_classes() -> None:
     empty = {"edge_index": torch.zeros(2, 0, dtype=torch.long), "edge_attr": torch.zeros(0, 0)}
     pair = Data(x=torch.tensor([5, 5]), edge_index=torch.tensor([[0, 1], [1, 0]]), edge_attr=torch.tensor([1, 1]))
     assert len(own_graphs([Data(x=torch.tensor([5]), **empty), pair])) == 2
+
+
+def test_the_share_of_graphs_that_samples_are_compared_with_is_the_one_that_is_asked_for() -> None:
+    own = own_graphs([nx.path_graph(n) for n in range(2, 22)])
+    for share in (0.1, 0.25, 0.5):
+        found = labelled_splits(own, share)
+        assert (len(found.train), len(found.test)) == (20 - round(20 * share), round(20 * share))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from pathlib import Path
 from typing import Any, cast
@@ -11,7 +12,7 @@ import torch
 from rdkit import Chem
 
 from discrete_grpo.datasets.molecules import property_scales
-from discrete_grpo.datasets.smiles import alphabet, load_smiles, smiles_from_lines, token_dataset
+from discrete_grpo.datasets.smiles import alphabet, load_smiles, parse_lines, smiles_from_lines, token_dataset
 from discrete_grpo.domains import molecule_properties
 from discrete_grpo.domains.tokenizer import EOS, PAD, Tokenizer
 from discrete_grpo.importers.molgpt import StartedTokenizer
@@ -140,3 +141,10 @@ def test_a_cache_folder_that_cannot_be_made_is_named_before_the_file_is_parsed(t
         load_smiles(path, cache_dir=tmp_path / "file" / "inner")
     with pytest.raises(ValueError, match=r"^cache_dir: .*file cannot be made \(File exists\), expected a folder to write in$"):
         load_smiles(path, cache_dir=tmp_path / "file")
+
+
+def test_a_descriptor_that_is_no_finite_number_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("discrete_grpo.datasets.smiles.descriptor", lambda name: lambda mol: math.inf if name == "far" else 2.0)
+    ((far, near),) = parse_lines([(1, "CO")], ("far", "near"), False)[2]
+    assert math.isnan(far)
+    assert near == 2.0

@@ -121,7 +121,7 @@ def test_polygraph_discrepancy_by_its_package(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("train", [rook(), nx.path_graph(4)])
 def test_what_is_not_decided_counts_as_in_the_plain_evaluation(train: nx.Graph) -> None:
-    """Of a graph that may be in the training set, and of one that may repeat another sample."""
+    """The first training graph may be equal to a sample; the second is none, and two samples may be equal to each other."""
     reference = GraphReference(GraphSplits((train,), (), SPLITS.test[:3]), budget=5)
     samples = [graph6(shrikhande()), graph6(nx.path_graph(3)), graph6(rook())]
     plain, found = evaluate(samples, reference), graphs(samples, reference, SuiteOptions(bootstrap=0)).metrics
