@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from discrete_grpo.benchmarking.method import Method
-from discrete_grpo.core.checks import LAST_SEED, check_whole, did_you_mean
+from discrete_grpo.core.checks import LAST_SEED, check_distinct, check_whole, did_you_mean
 
 if TYPE_CHECKING:
     from discrete_grpo.rewards.task import Task
@@ -59,12 +59,11 @@ def chosen(what: str, given: Iterable[str] | None, known: Mapping[str, T]) -> li
     names = list(known) if given is None else list(given)
     if not names:
         raise ValueError(f"{what}: no names, expected at least one" + (f" of {', '.join(known)}" if known else ""))
-    for k, name in enumerate(names):
+    for name in names:
         if name not in known:
             hint = f"{did_you_mean(name, known)} ".lstrip()
             raise ValueError(f"{what}: {name!r} is unknown; {hint}known: {', '.join(known)}")
-        if name in names[:k]:
-            raise ValueError(f"{what}: {name!r} is given twice, expected each once")
+    check_distinct(what, names)
     return [known[name] for name in names]
 
 
@@ -108,10 +107,9 @@ def check_seeds(seeds: Sequence[int]) -> None:
         raise ValueError(f"seeds: {seeds!r}, expected a list of whole numbers")
     if not seeds:
         raise ValueError("seeds: an empty list, expected at least one seed")
-    for k, seed in enumerate(seeds):
+    for seed in seeds:
         check_whole("seeds", seed, least=0, most=LAST_SEED)
-        if seed in seeds[:k]:
-            raise ValueError(f"seeds: {seed} is given twice, expected each once")
+    check_distinct("seeds", seeds)
 
 
 def check_budget(budget: int, methods: Sequence[Method]) -> None:

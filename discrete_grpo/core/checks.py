@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
@@ -17,6 +18,7 @@ __all__ = [
     "LAST_SEED",
     "check_choices",
     "check_columns",
+    "check_distinct",
     "check_fields",
     "check_folder_name",
     "check_function",
@@ -244,6 +246,17 @@ def check_columns(columns: Mapping[str, Sequence[Any]], count: int) -> None:
     for name, values in columns.items():
         if len(values) != count:
             raise ValueError(f"{name}: {len(values)} values, expected one per sample ({count})")
+
+
+def check_distinct(name: str, values: Sequence[Hashable]) -> None:
+    """Raise ``ValueError`` for a value that is given a second time.
+
+    >>> check_distinct("seeds", [0, 1, 0])
+    Traceback (most recent call last):
+    ValueError: seeds: 0 is given twice, expected each once
+    """
+    if twice := [value for value, count in Counter(values).items() if count > 1]:
+        raise ValueError(f"{name}: {twice[0]!r} is given twice, expected each once")
 
 
 def check_folder_name(name: str, value: object) -> None:

@@ -6,7 +6,6 @@ Ids 0 to 3 are PAD, BOS, EOS and MASK; ordinary tokens follow. No ordinary token
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.checks import check_distinct, check_range
 from discrete_grpo.core.precision import place
 
 __all__ = [
@@ -70,8 +69,7 @@ class Tokenizer:
         object.__setattr__(self, "tokens", tuple(self.tokens))
         if not self.tokens or "" in self.tokens:
             raise ValueError(f"tokens: {self.tokens[:5]}, expected at least one, none of them empty")
-        if repeated := [t for t, n in Counter(self.tokens).items() if n > 1]:
-            raise ValueError(f"tokens: {repeated[0]!r} is given twice, expected each once")
+        check_distinct("tokens", self.tokens)
         try:
             re.compile(self.pattern)
         except re.error as error:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from discrete_grpo.core.checks import check_distinct
 from discrete_grpo.core.processes import is_first
 from discrete_grpo.datasets.measured import measured_names, read_measured
 from discrete_grpo.datasets.reading import smiles_rows, table_body
@@ -66,8 +67,7 @@ def measured_columns(recipe: _Recipe) -> tuple[str, ...]:
         FileNotFoundError: if there is no such file.
         ValueError: for a name that is neither a column nor a descriptor, that a condition cannot have, or that is given twice.
     """
-    if twice := [name for k, name in enumerate(recipe.properties) if name in recipe.properties[:k]]:
-        raise ValueError(f"properties: {twice[0]!r} is given twice, expected each once")
+    check_distinct("properties", recipe.properties)
     if not recipe.properties or recipe.data == "enumerated" or is_shard_folder(recipe.data):
         return ()
     path, options = _source(recipe)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.checks import check_distinct, check_range
 from discrete_grpo.datasets.reading import check_file
 from discrete_grpo.datasets.shard_building import ShardOptions, build_shards
 from discrete_grpo.datasets.shards import FORMS
@@ -40,9 +40,11 @@ def preprocess(
 
     Raises:
         FileNotFoundError: if there is no such file.
-        ValueError: as :func:`~discrete_grpo.datasets.shard_building.build_shards`, or if another process works in the folder.
+        ValueError: as :func:`~discrete_grpo.datasets.shard_building.build_shards`, if a property is given twice, or if another
+            process works in the folder.
     """
     path, folder, options = data_file(str(data)), Path(output_dir), options or ShardOptions()
+    check_distinct("properties", options.properties)
     with path_named("data"):
         check_file(path)
     check_range("max_broken", max_broken, least=0, most=1, note=" (a share of the lines)")  # before the lock makes the folder

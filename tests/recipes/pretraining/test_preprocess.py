@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from discrete_grpo.cli.__main__ import main
 from discrete_grpo.datasets.enumeration import enumerated_smiles
-from discrete_grpo.recipes.pretraining.preprocess import preprocess
+from discrete_grpo.recipes.pretraining.preprocess import ShardOptions, preprocess
 
 COMMON = ("--pretrain.max_steps=6", "--pretrain.batch_size=16", "--evaluation_samples=0", "--data_name=some")
 
@@ -61,6 +61,9 @@ def test_a_refused_build_leaves_no_folder(file: Path, tmp_path: Path) -> None:
     out = tmp_path / "new" / "shards"
     with pytest.raises(ValueError, match=r"^max_broken: 2\.0, expected"):
         preprocess(file, out, max_broken=2.0, jobs=1)
+    assert not out.parent.exists()
+    with pytest.raises(ValueError, match=r"^properties: 'TPSA' is given twice, expected each once"):
+        preprocess(file, out, ShardOptions(properties=("TPSA", "qed", "TPSA")), jobs=1)
     assert not out.parent.exists()
     (table := tmp_path / "table.csv").write_text("a,b\n1,2\n")
     with pytest.raises(ValueError, match="column"):
