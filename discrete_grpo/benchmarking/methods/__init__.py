@@ -20,6 +20,7 @@ from discrete_grpo.benchmarking.methods import (
     random_reward,
     reinforce,
     tb_ga,
+    tb_ga_tuned,
 )
 
 __all__ = ["METHODS"]
@@ -38,6 +39,7 @@ METHODS: dict[str, Method] = {
         dap.METHOD,
         tb_ga.METHOD,
         tb_ga.PUBLISHED,
+        tb_ga_tuned.METHOD,
         augmented_memory.METHOD,
         hill_climb.METHOD,
         genetic.GRAPH_GA,
