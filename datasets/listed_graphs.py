@@ -105,7 +105,8 @@ def listed_graphs(
     else:
         objects = list(source)
     if not objects:
-        raise ValueError(f"data: {name or 'the list'} holds no graphs, expected at least one")
+        told = repr(str(source)) if isinstance(source, str | Path) else "the list"
+        raise ValueError(f"data: {told} holds no graphs, expected at least one")
     listed, attributes, directed = _listed(objects, node_attribute, edge_attribute, max_nodes)
     pyg = not isinstance(objects[0], nx.Graph)
     return ListedGraphs(listed, labels or _labels(listed, *attributes), directed, pyg, name, parts)

@@ -61,18 +61,20 @@ def text_lines(path: Path, max_bytes: int = MAX_BYTES, *, argument: str = "path"
     """
     check_range("max_bytes", max_bytes, least=1)
     packed, name = path.suffix == ".gz", f"{argument}: {str(path)!r}"
-    total, encoding = 0, "utf-8-sig"
+    total, encoding, number = 0, "utf-8-sig", 0
     try:
         with gzip.open(path, "rb") if packed else path.open("rb") as file:
             while line := file.readline(min(MAX_LINE, max_bytes if packed else MAX_LINE) + 1):
-                total += len(line)
+                total, number = total + len(line), number + 1
                 if packed and total > max_bytes:
                     raise ValueError(f"{name} unpacks to more than max_bytes, {max_bytes:,} bytes; raise max_bytes")
                 if len(line) > MAX_LINE:
                     raise ValueError(f"{name} has a line of more than {MAX_LINE:,} bytes, expected lines of text")
                 text, encoding = line.decode(encoding), "utf-8"
                 yield from _LONE_RETURN.split(text) if "\r" in text.removesuffix("\n")[:-1] else (text,)
-    except (UnicodeDecodeError, gzip.BadGzipFile, EOFError, zlib.error) as error:
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{name} cannot be read as text, expected UTF-8: line {number}: {error}") from None
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise ValueError(f"{name} cannot be read as text, expected UTF-8, gzipped only if it ends in .gz: {error}") from None
 
 

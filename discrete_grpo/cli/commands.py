@@ -114,7 +114,8 @@ def preset_path(command: str, name: str) -> Path:
     known = presets(command)
     if name not in known:
         if not known:
-            raise UsageError(f"preset: {name!r}, expected options alone or a YAML file: {command} has no presets")
+            hint = f"; --policy={name} names a bundled policy" if name in about_bundled()["bundled policies"] else ""
+            raise UsageError(f"preset: {name!r}, expected options alone or a YAML file: {command} has no presets{hint}")
         hint = did_you_mean(name, known)
         if command == "train" and name in about_bundled()["bundled policies"]:
             hint = f"it is a bundled policy, which is given to a preset as --policy={name};"

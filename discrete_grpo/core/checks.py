@@ -16,6 +16,7 @@ from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hin
 
 __all__ = [
     "LAST_SEED",
+    "MOST_STEPS",
     "check_choices",
     "check_columns",
     "check_distinct",
@@ -40,6 +41,9 @@ FINITE = "a finite number"
 
 LAST_SEED = 2**32 - 1
 """The largest random seed of numpy. It is defined here because the modules of the settings must not import torch."""
+
+MOST_STEPS = 10_000
+"""The largest number of steps of a sampler. A rollout holds every state, so that many more would exhaust the memory."""
 
 
 def check_range(

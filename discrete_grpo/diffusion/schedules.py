@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from discrete_grpo.core.checks import check_range, check_whole
+from discrete_grpo.core.checks import MOST_STEPS, check_range, check_whole
 from discrete_grpo.core.precision import constant, widen
 
 __all__ = [
@@ -160,12 +160,12 @@ def time_grid(num_steps: int) -> Float[Tensor, " point"]:
     """Times of the T + 1 states of a sampler of T steps, 1, (T-1)/T, ..., 1/T, 0, as [T + 1], float64.
 
     Args:
-        num_steps: T, at least 1.
+        num_steps: T, 1 to 10,000.
 
     >>> time_grid(4).tolist()
     [1.0, 0.75, 0.5, 0.25, 0.0]
     """
-    check_whole("num_steps", num_steps, least=1)
+    check_whole("num_steps", num_steps, least=1, most=MOST_STEPS)
     return torch.arange(num_steps, -1, -1, dtype=torch.float64) / num_steps
 
 

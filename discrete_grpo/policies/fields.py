@@ -68,7 +68,7 @@ class FieldPolicy(nn.Module):
         edge_fields: fields of pairs.
         node_counts: probability of a graph of 0, 1, 2, ... nodes; drawn once per group.
         positions: the positions of nodes; None for graphs without.
-        num_steps: steps of the sampler, at least 1.
+        num_steps: steps of the sampler, 1 to 10,000.
         temperature: above 0; divides the logits of the categorical fields, in drawing and in scoring.
         decode: maps finished graphs to the samples that rewards see; None gives a :class:`FieldBatch` of one graph each.
         encode: maps samples that rewards see to finished graphs; None knows a :class:`FieldBatch` of one graph each only.

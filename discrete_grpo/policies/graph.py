@@ -63,7 +63,7 @@ class GraphPolicy(nn.Module):
             with ``properties`` it takes them [B,K] as a fifth argument, NaN or None where not given.
         node_kernel, edge_kernel: reverse steps of nodes and of pairs; each holds its noise.
         node_counts: probability of a graph of 0, 1, 2, ... nodes; drawn once per group.
-        num_steps: steps of the sampler, at least 1.
+        num_steps: steps of the sampler, 1 to 10,000.
         temperature: above 0; divides the network's logits (and not what ``precondition`` adds), in drawing and in scoring.
         share_initial_noise: whether the rows of a group start from the same x_1; fixed sites are noised in each row of its own.
         shared_steps: number of first steps that the rows of a group share, from one x_1, before they separate; 0 to

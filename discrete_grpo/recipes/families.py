@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from discrete_grpo.core.checks import check_fields, did_you_mean
+from discrete_grpo.core.checks import MOST_STEPS, check_fields, did_you_mean
 from discrete_grpo.core.option_names import known_options
 from discrete_grpo.datasets.text_files import MAX_BYTES
 from discrete_grpo.diffusion.choices import Distortion, KernelName
@@ -78,7 +78,8 @@ class SamplerOptions:
     shared_steps: int | None = None
 
     def __post_init__(self) -> None:
-        check_fields(self, "num_steps top_k", least=1)
+        check_fields(self, "num_steps", least=1, most=MOST_STEPS)
+        check_fields(self, "top_k", least=1)
         check_fields(self, "shared_steps eta omega", least=0)
         check_fields(self, "temperature", above=0)
         check_fields(self, "top_p", above=0, most=1)

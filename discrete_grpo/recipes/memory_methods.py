@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from discrete_grpo.core.checks import check_range, check_whole
+from discrete_grpo.core.checks import MOST_STEPS, check_range, check_whole
 from discrete_grpo.policies.options import graph_part
 from discrete_grpo.policies.surrogate import ElboLikelihood
 from discrete_grpo.policies.tokens import TokenPolicy
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from discrete_grpo.policies.graph import GraphPolicy
 
 __all__ = ["GRAPHS", "MEMORY_METHODS", "TOKENS", "MemoryMethod", "check_settings", "method_for", "methods_with"]
-
-MOST_STEPS = 10_000
-"""The largest number of steps of a graph policy's sampler, ten times that of published ones; a trajectory keeps each graph."""
 
 
 @dataclass(frozen=True)

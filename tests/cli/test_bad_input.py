@@ -25,6 +25,7 @@ pytestmark = pytest.mark.usefixtures("here")
         ("trian demo", "command: 'trian' is unknown; did you mean 'train'? known: train, pretrain, pretrain-graphs"),
         ("train dmo", "preset: 'dmo' is unknown; did you mean 'demo'?"),
         ("train enumerated-tiny", "preset: 'enumerated-tiny' is unknown"),
+        ("sft qm9-small", "sft has no presets; --policy=qm9-small names a bundled policy"),
         ("train qm9-small", "it is a bundled policy, which is given to a preset as --policy=qm9-small; known: demo,"),
         ("train nofile.yaml", "preset: file 'nofile.yaml' does not exist"),
         ("train --config=nofile.yaml", "nofile.yaml"),
@@ -41,7 +42,7 @@ pytestmark = pytest.mark.usefixtures("here")
         ("pretrain --data=binary.smi", "data: 'binary.smi' cannot be read as text"),
         ("pretrain --data=plain.smi.gz", "data: 'plain.smi.gz' cannot be read as text"),
         ("pretrain --data=good.smi --network.heads=3", "width: 128, expected a multiple of heads (3)"),
-        ("pretrain --data=good.smi --num_steps=0", "num_steps: 0, expected at least 1"),
+        ("pretrain --data=good.smi --num_steps=0", "num_steps: 0, expected 1 to 10000"),
         ("pretrain --noise=pink", "noise: 'pink', expected one of 'uniform', 'marginal', 'absorbing'"),
         ("pretrain --max_atoms=0", "max_atoms: 0, expected 1 to 7"),
         ("pretrain --pretrain.batch_size=0", "batch_size: 0, expected at least 1"),
@@ -74,7 +75,8 @@ pytestmark = pytest.mark.usefixtures("here")
         ("sample tiny --out=o.smi --scaffold=C((", "scaffold: 'C((', expected a valid, connected SMILES"),
         ("sample tiny --out=o.smi --scaffold=CCCCC", "scaffold: 'CCCCC' has 5 atoms, expected at most the policy's 4"),
         ("sample tiny --out=o.smi --scaffold=CS", "scaffold: 'CS', atom 'S' is not in the vocabulary"),
-        ("sample tiny --out=o.smi --num_steps=0", "num_steps: 0, expected at least 1"),
+        ("sample tiny --out=o.smi --num_steps=1000000000", "num_steps: 1000000000, expected 1 to 10000"),
+        ("sample tiny --out=o.smi --num_steps=0", "num_steps: 0, expected 1 to 10000"),
     ],
 )
 def test_bad_input_is_one_line(refuse: Refuse, arguments: str, said: str) -> None:

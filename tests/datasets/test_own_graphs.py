@@ -191,6 +191,12 @@ def test_graphs_that_are_refused(graphs: list[Any], options: dict[str, Any], sai
     assert "\n" not in str(raised.value)
 
 
+def test_an_empty_file_is_named_as_it_was_given(tmp_path: Path) -> None:
+    (file := tmp_path / "empty.g6").write_text("")
+    with pytest.raises(ValueError, match=r"^data: '.*empty\.g6' holds no graphs, expected at least one$"):
+        own_graphs(file)
+
+
 def test_at_most_256_classes() -> None:
     def many(count: int) -> nx.Graph:
         graph = nx.empty_graph(count)

@@ -84,5 +84,5 @@ def test_bad_values_are_named() -> None:
             CosineSchedule(offset)
         with pytest.raises(ValueError, match=r"^offset: .*, expected at least 0 and less than 1"):
             DigressSchedule(4, offset)
-    with pytest.raises(ValueError, match=r"^num_steps: 0, expected at least 1"):
+    with pytest.raises(ValueError, match=r"^num_steps: 0, expected 1 to 10000"):
         time_grid(0)

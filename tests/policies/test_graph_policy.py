@@ -207,7 +207,7 @@ def test_wrong_arguments_are_named() -> None:
     for temperature in (0.0, -1.0, math.nan):
         with pytest.raises(ValueError, match=r"^temperature: .*, expected more than 0"):
             make(temperature=temperature)
-    with pytest.raises(ValueError, match=r"^num_steps: 0, expected at least 1"):
+    with pytest.raises(ValueError, match=r"^num_steps: 0, expected 1 to 10000"):
         make(num_steps=0)
     with pytest.raises(ValueError, match=r"^contexts: none given"):
         make().sample([])

@@ -96,6 +96,8 @@ def test_a_wrong_restart_is_named(columns: dict[str, Any], said: str) -> None:
 def test_wrong_restarts_are_refused_when_made() -> None:
     with pytest.raises(ValueError, match="restart: 2 nodes and 2 pairs, expected at least 1 node and 1 pairs"):
         Restart((0, 1), (0, 0), 1)
+    with pytest.raises(ValueError, match="restart: 0 nodes and 0 pairs, expected at least 1 node and 0 pairs"):
+        Restart((), (), 0)
     with pytest.raises(ValueError, match="step of restart: -1, expected at least 0"):
         Restart((0,), (), -1)
     with pytest.raises(ValueError, match="restart: differs within group 0, expected one per group"):

@@ -184,7 +184,7 @@ def test_pretrain_runs_the_recipe_it_is_given(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"num_steps": 0}, "num_steps: 0, expected at least 1"),
+        ({"num_steps": 0}, "num_steps: 0, expected 1 to 10000"),
         ({"eta": 1.0}, "eta: 1.0, expected 0 with kernel d3pm"),
         ({"kernel": "euler"}, "kernel: 'euler', expected one of d3pm, flow, flow_euler"),
         ({"schedule": "sine"}, "schedule: 'sine', expected one of cosine, linear"),

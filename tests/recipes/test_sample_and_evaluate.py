@@ -225,6 +225,16 @@ def test_numbers_of_a_draw_are_checked_before_the_policy_is_read(tmp_path: Path)
             sample_policy(load_policy("smiles-zinc"), 2, **wrong)  # type: ignore[arg-type]
 
 
+def test_a_table_of_invalid_samples_alone_is_of_molecules(tmp_path: Path) -> None:
+    (file := tmp_path / "collapsed.csv").write_text("smiles,seed\n,0\n,0\n")
+    (reference := tmp_path / "reference.smi").write_text("CCO\n")
+    found = evaluate(file, reference=reference)
+    assert (found["num_samples"], found["valid"], found["unique"]) == (2, 0, 0)
+    (file := tmp_path / "other.csv").write_text("smiles,seed\n,0\nbad(,0\n")
+    with pytest.raises(ValueError, match=r"^file: .*other\.csv' has no molecule in 2 lines"):
+        evaluate(file)
+
+
 def test_lines_of_text_are_evaluated_by_their_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "fills.txt"
     file.write_text("some quiet brother sleeps at home\nsome quiet brewers sleeps at home\n")

@@ -108,6 +108,28 @@ def test_each_kind_of_batch_has_its_own_graph() -> None:
         assert recorded.run(numbers(MOST_GRAPHS + 1, 1.0)) is None
 
 
+def test_a_kind_is_recorded_once_and_its_batches_stay_as_they_are() -> None:
+    with pretending():
+        calls: list[int] = []
+        weight = torch.nn.Parameter(torch.tensor([2.0]).to("cuda"))
+
+        def losses(batch: Numbers) -> dict[str, torch.Tensor]:
+            calls.append(len(batch.rows[0]))
+            return {"loss": (weight * batch.rows[0] * batch.named["x"]).sum()}
+
+        recorded = RecordedPasses(losses, [weight], torch.Generator("cuda"))
+        first, other = numbers(2, 3.0), dataclasses.replace(numbers(2, 5.0), named={"x": torch.full((2,), 4.0, device="cuda")})
+        assert recorded.run(first) is None
+        for batch, value in ((first, 12.0), (other, 80.0), (first, 12.0)):
+            found = recorded.run(batch)
+            assert found is not None
+            assert float(found["loss"]) == value
+        assert calls == [2]
+        assert (float(first.rows[0][0]), float(first.named["x"][0])) == (3.0, 1.0)
+        double = dataclasses.replace(first, rows=(first.rows[0].double(),))
+        assert recorded.run(double) is None  # numbers of another type are of another kind
+
+
 def test_a_policy_that_cannot_be_recorded_is_told_once() -> None:
     with pretending():
         recorded, weight = passes(refuse=True)

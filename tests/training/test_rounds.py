@@ -87,6 +87,7 @@ def test_the_generator_decides_everything() -> None:
         ({"passes": -1}, "passes: -1"),
         ({"batch_size": -1}, "batch_size: -1, expected at least 0"),
         ({"explore": 65}, "explore: 65"),
+        ({"explore": -1}, "explore: -1, expected at least 0"),
         ({"fresh_passes": 9}, "fresh_passes: 9"),
         ({"learning_rate": 0.0}, "learning_rate: 0"),
         ({"objective_learning_rate": 0.0}, "objective_learning_rate: 0"),

@@ -44,6 +44,11 @@ def test_shards_have_the_same_sizes_in_all_and_about_equal_work(shards: int, cou
         assert np.mean(loads) - 1 < 0.5 * (np.mean(others) - 1)
 
 
+def test_a_shard_with_less_work_so_far_has_the_larger_size() -> None:
+    """9 and 8, then 6 and 7, have the squares 117 and 113 in all, so that 5 goes to the second shard."""
+    assert dealt([7, 5, 8, 6, 4, 9], 2) == [[6, 4, 9], [7, 5, 8]]
+
+
 def test_the_place_of_a_group_says_nothing_of_its_size() -> None:
     random = np.random.default_rng(0)
     sums = np.zeros(4)

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from discrete_grpo.core.checks import check_fields, check_sizes
+from discrete_grpo.core.checks import MOST_STEPS, check_fields, check_sizes
 from discrete_grpo.core.option_names import known_options
 from discrete_grpo.core.seeding import seeded
 from discrete_grpo.diffusion import choices
@@ -56,7 +56,7 @@ class DiffusionOptions:
     precondition: bool = False
 
     def __post_init__(self) -> None:
-        check_fields(self, "num_steps", least=1)
+        check_fields(self, "num_steps", least=1, most=MOST_STEPS)
         for name in ("train_distortion", "sample_distortion"):
             choices.make_distortion(getattr(self, name), name)
         self.make_kernel((0.5, 0.5))

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from discrete_grpo.core.checks import check_fields, check_range, check_text
+from discrete_grpo.core.checks import MOST_STEPS, check_fields, check_range, check_text
 from discrete_grpo.core.description import attach_metadata
 from discrete_grpo.core.option_names import known_options
 from discrete_grpo.datasets.reading import SUFFIXES, check_cache_dir, read_smiles
@@ -50,7 +50,7 @@ class SpatialOptions:
     """Noise, loss weights and sampler of a policy of molecules in space; the defaults are MiDi's.
 
     Attributes:
-        num_steps: steps of the sampler, at least 1.
+        num_steps: steps of the sampler, 1 to 10,000.
         exponents: ν of the cosine schedule of positions, atoms, charges and bonds, each more than 0: a larger one keeps a field
             clean for longer, so that positions and bonds are settled before atoms and charges.
         weights: weight of each in the loss, in the same order, at least 0.
@@ -70,7 +70,7 @@ class SpatialOptions:
     learned_variance: bool = False
 
     def __post_init__(self) -> None:
-        check_fields(self, "num_steps", least=1)
+        check_fields(self, "num_steps", least=1, most=MOST_STEPS)
         for name in ("exponents", "weights"):
             if len(getattr(self, name)) != 4:
                 raise ValueError(f"{name}: {getattr(self, name)}, expected four numbers: positions, atoms, charges, bonds")

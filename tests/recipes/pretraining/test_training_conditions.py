@@ -103,6 +103,13 @@ def test_as_many_are_taken_as_there_are(monkeypatch: pytest.MonkeyPatch) -> None
     assert training_conditions(policy, data, 0) is None
 
 
+def test_scaffolds_of_data_without_a_ring_are_empty() -> None:
+    tokenizer = Tokenizer.of(["CO"], SMILES)
+    data = token_dataset(["C", "CO"], tokenizer, prompts=["", ""])
+    policy = smiles_policy(tokenizer, max_length=4, scaffold=True, condition_dropout=0.0, layers=1, heads=2, width=8)
+    assert training_conditions(policy, data, 2) == [{"scaffold": ""}] * 2
+
+
 # -- further training
 
 
