@@ -114,6 +114,9 @@ class Evaluations:
         write_table(self.folder / EVALUATION_TABLES[when], {**plain_columns(found), **table})
         result[when] = row | dict(self.family.evaluate(samples)) | {"oracle_calls": float(self.ledger.calls)}
         write_json(self.folder / EVALUATION, result)
+        if when == "after" and result["after"].get("valid") == 0 and (earlier := result.get("before", {}).get("valid", 0)) > 0:
+            told = f"valid: none of {count} samples after training, {earlier:.1%} before it"
+            print_notes([f"{told}; the policy has collapsed, see docs/troubleshooting.md: a lower learning_rate, a higher beta"])
         return result
 
     def _scored(

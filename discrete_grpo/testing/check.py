@@ -11,6 +11,7 @@ from typing import Any, cast
 import torch
 
 from discrete_grpo.core.checks import check_function, check_samples
+from discrete_grpo.core.error_place import error_place
 from discrete_grpo.core.rollout import Context, Policy, Reward, Rollout, as_module
 from discrete_grpo.testing import behaviour, causes, divergence, independence, learning, probability, replay
 from discrete_grpo.testing.case import Case, Change, Law, Skip, why_no_sites
@@ -82,7 +83,7 @@ def _judged(name: str, law: Law, case: Case) -> Row:
         found = law(case)
     except Exception as error:  # a law that raises has failed; the others are still measured
         said = " ".join(str(error).split())
-        return Row(name, math.inf, math.nan, "failed", f"{type(error).__name__}: {said[:300]}")
+        return Row(name, math.inf, math.nan, "failed", f"{type(error).__name__}: {said[:300]}{error_place(error)}")
     if isinstance(found, Skip):
         return _skipped(name, found.note)
     if found.error <= found.tolerance:

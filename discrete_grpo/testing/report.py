@@ -73,11 +73,20 @@ class Report:
 
     def __str__(self) -> str:
         header = ("law", "error", "tolerance", "result", "note")
-        lines = [(r.law, _number(r.error), _number(r.tolerance), r.outcome, r.said) for r in self.rows]
+        notes = zip(self.rows, self._notes(), strict=True)
+        lines = [(r.law, _number(r.error), _number(r.tolerance), r.outcome, note) for r, note in notes]
         widths = [max(map(len, column)) for column in zip(header, *lines, strict=True)]
         table = ["  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in (header, *lines)]
         counts = [f"{sum(r.outcome == x for r in self.rows)} {x}" for x in ("passed", "failed", "skipped")]
         return "\n".join([*table, f"{len(self.rows)} law{'s' * (len(self.rows) != 1)}: {', '.join(counts)}"])
+
+    def _notes(self) -> list[str]:
+        """What is said of each law; a violation that another law has too, such as one exception, stands at the first of them."""
+        first: dict[str, str] = {}
+        for row in self.rows:
+            if row.outcome == "failed" and row.said:
+                first.setdefault(row.said, row.law)
+        return [r.said if first.get(r.said, r.law) == r.law or r.outcome != "failed" else f"as {first[r.said]}" for r in self.rows]
 
 
 def _number(value: float) -> str:

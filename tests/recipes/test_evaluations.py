@@ -275,6 +275,17 @@ def test_a_reward_that_knows_nothing_is_told_at_first(
     assert (said in " ".join(capsys.readouterr().err.split())) != known
 
 
+@pytest.mark.parametrize("rate", [1e9, 1e-5])
+def test_a_policy_without_valid_samples_at_the_end_is_told(
+    short_run: TrainRecipe, rate: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    grpo = replace(SMALL, max_steps=1, learning_rate=rate)
+    result = run_train(replace(short_run, output_dir=str(tmp_path), evaluation_samples=16, grpo=grpo))
+    assert result["before"]["valid"] > 0
+    said = f"valid: none of 16 samples after training, {result['before']['valid']:.1%} before it; the policy has collapsed"
+    assert (said in " ".join(capsys.readouterr().err.split())) == (rate == 1e9)
+
+
 def test_a_property_gives_way_to_a_condition_of_its_name(short_run: TrainRecipe, tmp_path: Path) -> None:
     def reward(samples: Any, logP: Any) -> list[float]:
         return [float(x) for x in logP]

@@ -41,10 +41,24 @@ def test_a_report_is_a_plain_table_and_the_text_of_its_error() -> None:
     Report((good, skipped)).raise_on_failure()
 
 
+def test_an_exception_of_several_laws_stands_at_the_first_of_them() -> None:
+    raised = [Row(law, math.inf, math.nan, "failed", "TypeError: no sites (mine.py, line 3)") for law in ("units", "steps")]
+    others = [Row("ratio", 1.0, 0.0, "failed"), Row("mask", 2.0, 0.0, "failed"), Row("kl", 0.0, 0.0, "passed", raised[0].note)]
+    assert str(Report((*raised, *others))).splitlines() == [
+        "law    error  tolerance  result  note",
+        "units  inf    -          failed  TypeError: no sites (mine.py, line 3)",
+        "steps  inf    -          failed  as units",
+        "ratio  1      0          failed",
+        "mask   2      0          failed",
+        "kl     0      0          passed  TypeError: no sites (mine.py, line 3)",
+        "5 laws: 1 passed, 4 failed, 0 skipped",
+    ]
+
+
 def test_a_law_that_raises_fails_with_what_was_said() -> None:
     found = row(check_words(twins.Raises()), "steps")
     assert found.error == math.inf
-    assert found.note == "KeyError: 'nothing known of\\nsteps'"
+    assert re.fullmatch(r"KeyError: 'nothing known of\\nsteps' \(broken_policies\.py, line \d+\)", found.note)
 
 
 def test_wrong_arguments_are_named() -> None:
