@@ -67,7 +67,15 @@ SUFFIXES = (".smi", ".smiles", ".txt", ".csv", ".tsv")
 
 
 class NoMoleculesError(ValueError):
-    """Raised if a file has lines, but none of them is a molecule."""
+    """Raised if a file has lines, but none of them is a molecule.
+
+    Attributes:
+        broken: (number, text) of the lines, as :func:`check_broken` was given them.
+    """
+
+    def __init__(self, message: str, broken: Sequence[tuple[int, str]] = ()) -> None:
+        super().__init__(message)
+        self.broken = broken
 
 
 @dataclass(frozen=True)
@@ -213,7 +221,7 @@ def check_broken(
     share = bad / (good + bad)
     first = "; ".join(f"{unit} {k}: {text[:SHOWN]!r}" for k, text in broken[:5])
     if not good and share <= max_broken:
-        raise NoMoleculesError(f"path: {str(path)!r} has no molecule in {bad} {unit}s: {first}")
+        raise NoMoleculesError(f"path: {str(path)!r} has no molecule in {bad} {unit}s: {first}", broken)
     if share > max_broken:
         told = f"{bad} of {good + bad} {unit}s that are no molecule"
         raise ValueError(f"path: {str(path)!r} has {told} ({share:.1%}, max_broken {max_broken:.1%}): {first}")

@@ -43,9 +43,9 @@ def path_named(argument: str) -> Iterator[None]:
     try:
         yield
     except (FileNotFoundError, ValueError) as error:
-        if not str(error).startswith("path: "):
-            raise
-        raise type(error)(f"{argument}: {str(error).removeprefix('path: ')}") from error
+        if str(error).startswith("path: "):
+            error.args = (f"{argument}: {str(error).removeprefix('path: ')}",)
+        raise
 
 
 def text_lines(path: Path, max_bytes: int = MAX_BYTES, *, argument: str = "path") -> Iterator[str]:
@@ -72,10 +72,9 @@ def text_lines(path: Path, max_bytes: int = MAX_BYTES, *, argument: str = "path"
                     raise ValueError(f"{name} has a line of more than {MAX_LINE:,} bytes, expected lines of text")
                 text, encoding = line.decode(encoding), "utf-8"
                 yield from _LONE_RETURN.split(text) if "\r" in text.removesuffix("\n")[:-1] else (text,)
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{name} cannot be read as text, expected UTF-8: line {number}: {error}") from None
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise ValueError(f"{name} cannot be read as text, expected UTF-8, gzipped only if it ends in .gz: {error}") from None
+    except (UnicodeDecodeError, gzip.BadGzipFile, EOFError, zlib.error) as error:
+        where = f"line {number}: " if isinstance(error, UnicodeDecodeError) else ""
+        raise ValueError(f"{name} cannot be read as text, expected UTF-8, gzipped only if it ends in .gz: {where}{error}") from None
 
 
 def column_of(names: Sequence[str], *wanted: str) -> str | None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.resources
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -111,17 +112,19 @@ def preset_path(command: str, name: str) -> Path:
         if not Path(name).is_file():
             raise UsageError(f"preset: file {name!r} does not exist")
         return Path(name)
-    known = presets(command)
-    if name not in known:
-        if not known:
-            hint = f"; --policy={name} names a bundled policy" if name in about_bundled()["bundled policies"] else ""
-            raise UsageError(f"preset: {name!r}, expected options alone or a YAML file: {command} has no presets{hint}")
-        hint = did_you_mean(name, known)
-        if command == "train" and name in about_bundled()["bundled policies"]:
-            hint = f"it is a bundled policy, which is given to a preset as --policy={name};"
-        elif _is_file(Path(name)):
-            hint = f"it is a file; data are given as --data={name};"
-        elif command == "train" and _is_file(Path(name) / RUN):
-            hint = f"it is a run folder; to train its policy further give a preset and --policy={name};"
-        raise UsageError(f"preset: {name!r} is unknown; {f'{hint} '.lstrip()}known: {', '.join(known)}")
-    return Path(str(importlib.resources.files("discrete_grpo.cli.presets") / f"{name}.yaml"))
+    if name in (known := presets(command)):
+        return Path(str(importlib.resources.files("discrete_grpo.cli.presets") / f"{name}.yaml"))
+    expected = f"known: {', '.join(known)}" if known else f"{command} has no presets, expected options alone or a YAML file"
+    raise UsageError(f"preset: {name!r} is unknown; {f'{_meant(command, name, known)} '.lstrip()}{expected}")
+
+
+def _meant(command: str, name: str, known: Sequence[str]) -> str:
+    """What a name that is no preset may stand for."""
+    options = {field.name for field in fields(recipe_of(command)[0])}
+    if "policy" in options and name in about_bundled()["bundled policies"]:
+        return f"it is a bundled policy, which is given as --policy={name};"
+    if "policy" in options and _is_file(Path(name) / RUN):
+        return f"it is a run folder, whose policy is given as --policy={name};"
+    if "data" in options and _is_file(Path(name)):
+        return f"it is a file; data are given as --data={name};"
+    return did_you_mean(name, known)

@@ -116,7 +116,7 @@ class Evaluations:
         write_json(self.folder / EVALUATION, result)
         if when == "after" and result["after"].get("valid") == 0 and (earlier := result.get("before", {}).get("valid", 0)) > 0:
             told = f"valid: none of {count} samples after training, {earlier:.1%} before it"
-            print_notes([f"{told}; the policy has collapsed, see docs/troubleshooting.md: a lower learning_rate, a higher beta"])
+            print_notes([f"{told}; the policy has collapsed, try a lower learning_rate (docs/troubleshooting.md)"])
         return result
 
     def _scored(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -80,13 +81,14 @@ class Report:
         counts = [f"{sum(r.outcome == x for r in self.rows)} {x}" for x in ("passed", "failed", "skipped")]
         return "\n".join([*table, f"{len(self.rows)} law{'s' * (len(self.rows) != 1)}: {', '.join(counts)}"])
 
-    def _notes(self) -> list[str]:
-        """What is said of each law; a violation that another law has too, such as one exception, stands at the first of them."""
+    def _notes(self) -> Iterator[str]:
+        """Yield the note of each row; a failure with the same note as an earlier one, such as an exception, refers to it."""
         first: dict[str, str] = {}
         for row in self.rows:
+            repeated = row.outcome == "failed" and row.said in first
+            yield f"as {first[row.said]}" if repeated else row.said
             if row.outcome == "failed" and row.said:
                 first.setdefault(row.said, row.law)
-        return [r.said if first.get(r.said, r.law) == r.law or r.outcome != "failed" else f"as {first[r.said]}" for r in self.rows]
 
 
 def _number(value: float) -> str:

@@ -333,4 +333,4 @@ def test_a_data_file_or_a_run_in_the_place_of_a_preset_is_told_its_option(told: 
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/run.json").write_text("{}")
     assert "preset: 'mols.smi' is unknown; it is a file; data are given as --data=mols.smi; known: " in told("pretrain", "mols.smi")
-    assert "it is a run folder; to train its policy further give a preset and --policy=mine; known: " in told("train", "mine")
+    assert "it is a run folder, whose policy is given as --policy=mine; known: " in told("train", "mine")

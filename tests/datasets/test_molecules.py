@@ -65,7 +65,11 @@ def test_files_that_cannot_be_read_give_one_line(tmp_path: Path) -> None:
         ("plain.smi.gz", b"CCO\n", "cannot be read as text"),
         ("cut.smi.gz", gzip.compress(b"CCO\n" * 1000)[:-9], "cannot be read as text"),
         ("binary.smi", b"\xff\xfe\x00", "cannot be read as text"),
-        ("latin.smi", b"CCO\nCC caf\xe9\n", r"cannot be read as text, expected UTF-8: line 2: .* byte 0xe9 in position 6"),
+        (
+            "latin.smi",
+            b"CCO\nCC caf\xe9\n",
+            r"cannot be read as text, expected UTF-8, gzipped only if it ends in \.gz: line 2: .* byte 0xe9 in position 6",
+        ),
         ("a.sdf", b"CCO\n", "expected a file ending in"),
     ]:
         (tmp_path / name).write_bytes(content)

@@ -196,9 +196,8 @@ def _read(file: str, options: FileOptions) -> tuple[list[str | None], Mapping[st
         with path_named("file"):
             found = read_smiles(file, max_broken=1.0, smiles_column=options.smiles_column, max_bytes=options.max_bytes)
     except NoMoleculesError as error:
-        texts = [text for _, text in smiles_rows(Path(file), options.smiles_column, options.max_bytes)]
-        if not any(texts):  # a table of samples that are all invalid
-            return [None] * len(texts), {}
+        if not any(text for _, text in error.broken):  # a table of samples that are all invalid
+            return [None] * len(error.broken), {}
         others = "another kind, such as text, named with kind"
         raise ValueError(f"{error}; expected at least one, or {others}") from error
     report_broken(file, found.broken, len(found.smiles))
