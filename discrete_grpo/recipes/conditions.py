@@ -15,7 +15,7 @@ from discrete_grpo.core.processes import is_first
 from discrete_grpo.datasets.text_files import text_lines
 from discrete_grpo.recipes.families import Columns
 from discrete_grpo.recipes.loading import LoadedPolicy
-from discrete_grpo.runs.checkpoint import BUNDLED
+from discrete_grpo.runs.checkpoint_names import BUNDLED
 from discrete_grpo.runs.console import print_notes
 from discrete_grpo.runs.folder import check_free
 from discrete_grpo.runs.recorder import write_text

@@ -311,7 +311,7 @@ def run_family(run: Path) -> Family:
 
 def _searched(run: Path) -> list[Path]:
     """The checkpoint of the policy that a search was made with, if it is still there."""
-    from discrete_grpo.runs.checkpoint import find_checkpoint
+    from discrete_grpo.runs.checkpoint_names import find_checkpoint
 
     try:
         policy = str(json.loads((run / SEARCH).read_text(encoding="utf-8"))["policy"])

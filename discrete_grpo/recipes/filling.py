@@ -16,7 +16,8 @@ from discrete_grpo.metrics.text import diversity, evaluate, recovered
 from discrete_grpo.policies.masked_text import MaskedTextPolicy
 from discrete_grpo.recipes.families import SamplerOptions
 from discrete_grpo.recipes.loading import rebuilt, with_sampler
-from discrete_grpo.runs.checkpoint import CheckpointError, find_checkpoint, read_policy
+from discrete_grpo.runs.checkpoint import CheckpointError, read_policy
+from discrete_grpo.runs.checkpoint_names import find_checkpoint
 from discrete_grpo.runs.console import progress
 
 __all__ = ["evaluate_fills", "fill_in_prompts", "fill_texts", "load_text_policy"]

@@ -20,7 +20,8 @@ from discrete_grpo.core.seeding import seeded
 from discrete_grpo.core.suggestions import absent_attribute, absent_module
 from discrete_grpo.recipes.families import Family, SamplerOptions, family_of
 from discrete_grpo.runs import checkpoint
-from discrete_grpo.runs.checkpoint import CheckpointError, find_checkpoint
+from discrete_grpo.runs.checkpoint import CheckpointError
+from discrete_grpo.runs.checkpoint_names import find_checkpoint
 from discrete_grpo.runs.console import print_notes
 from discrete_grpo.runs.folder import REFERENCE
 from discrete_grpo.runs.serialization import TRUSTED, check_init_args

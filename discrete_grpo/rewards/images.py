@@ -19,7 +19,8 @@ from discrete_grpo.core.checks import check_columns, check_range, check_whole, p
 from discrete_grpo.datasets.digits import class_means, load_digits
 from discrete_grpo.domains.images import Image, stack
 from discrete_grpo.rewards.gaussian import gaussian
-from discrete_grpo.runs.checkpoint import TRUSTED, find_checkpoint, read_policy
+from discrete_grpo.runs.checkpoint import TRUSTED, read_policy
+from discrete_grpo.runs.checkpoint_names import find_checkpoint
 
 __all__ = ["ClassifierProbability", "InkAmount", "SSIMToClassMean", "ink"]
 

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from discrete_grpo.core.batch_share import WHOLE, BatchShare, mean_of
 from discrete_grpo.core.checks import check_whole
 from discrete_grpo.domains.tokenizer import PAD, Tokenizer
-from discrete_grpo.runs.checkpoint import TRUSTED, CheckpointError, find_checkpoint, read_policy
+from discrete_grpo.runs.checkpoint import TRUSTED, CheckpointError, read_policy
+from discrete_grpo.runs.checkpoint_names import find_checkpoint
 
 __all__ = ["Judge", "ModuleReward", "TextScorer"]
 

@@ -24,7 +24,8 @@ from discrete_grpo.recipes.loading import load_policy
 from discrete_grpo.recipes.optimise import OptimiseRecipe
 from discrete_grpo.rewards.molecules import Target, qed
 from discrete_grpo.runs import checkpoint
-from discrete_grpo.runs.checkpoint import BUNDLED, CheckpointError, load_metadata
+from discrete_grpo.runs.checkpoint import CheckpointError, load_metadata
+from discrete_grpo.runs.checkpoint_names import BUNDLED
 from discrete_grpo.training.config import BY_FUNCTION, OF_TRAIN, GRPOConfig, PretrainConfig
 
 

@@ -13,7 +13,8 @@ from rdkit import Chem
 from discrete_grpo.datasets.molecule_fields import FieldMolecules, MoleculeFieldStatistics, field_statistics
 from discrete_grpo.datasets.molecules import MoleculeStatistics, dataset_from_smiles, statistics
 from discrete_grpo.domains.molecule_fields import decode
-from discrete_grpo.runs.checkpoint import BUNDLED, load_metadata
+from discrete_grpo.runs.checkpoint import load_metadata
+from discrete_grpo.runs.checkpoint_names import BUNDLED
 
 SMILES = ("C[N+](C)(C)CC(=O)[O-]", "O=[N+]([O-])c1ccccc1", "CCO", "C#N", "C[S-]", "F")
 

@@ -10,7 +10,8 @@ from torch import nn
 
 from discrete_grpo.policies.graph import GraphPolicy
 from discrete_grpo.recipes.loading import load_policy
-from discrete_grpo.runs.checkpoint import find_checkpoint, load_metadata, save
+from discrete_grpo.runs.checkpoint import load_metadata, save
+from discrete_grpo.runs.checkpoint_names import find_checkpoint
 from tests.toys import tiny_network
 
 BONDS = (0.3, 0.62, 0.07, 0.01)

@@ -13,7 +13,8 @@ from discrete_grpo.diffusion.flow import FlowInterpolation
 from discrete_grpo.diffusion.kernels import D3PM
 from discrete_grpo.diffusion.schedules import CosineSchedule, LinearSchedule, PolydecDistortion
 from discrete_grpo.domains.graph6 import from_graph6
-from discrete_grpo.runs.checkpoint import BUNDLED, load_metadata
+from discrete_grpo.runs.checkpoint import load_metadata
+from discrete_grpo.runs.checkpoint_names import BUNDLED
 
 
 @pytest.mark.parametrize(("command", "name"), [("pretrain", "zinc-graph-small"), ("pretrain-graphs", "tree-64")])

@@ -40,7 +40,8 @@ from discrete_grpo.recipes.search import SearchRecipe
 from discrete_grpo.recipes.train import TrainRecipe, run_train, train
 from discrete_grpo.rewards.molecules import qed, validity
 from discrete_grpo.runs import checkpoint
-from discrete_grpo.runs.checkpoint import CheckpointError, bundled_policies, find_checkpoint, load_metadata, save
+from discrete_grpo.runs.checkpoint import CheckpointError, load_metadata, save
+from discrete_grpo.runs.checkpoint_names import bundled_policies, find_checkpoint
 from discrete_grpo.runs.recorder import read_metrics, read_samples
 
 TINY = NetworkSizes(layers=1, heads=2, width=8, edge_width=4, global_width=4, walk_length=2)
@@ -160,7 +161,7 @@ def test_find_checkpoint_takes_every_form(tiny: Path, tmp_path: Path, monkeypatc
     assert find_checkpoint(tiny) == tiny
     assert find_checkpoint(tiny.parent) == tiny  # a finished run
     save(tmp_path / "bundled/qm9-small", checkpoint.read_policy(tiny), metadata=load_metadata(tiny))
-    monkeypatch.setattr("discrete_grpo.runs.checkpoint.BUNDLED", tmp_path / "bundled")
+    monkeypatch.setattr("discrete_grpo.runs.checkpoint_names.BUNDLED", tmp_path / "bundled")
     assert bundled_policies() == ["qm9-small"]
     assert find_checkpoint("qm9-small") == tmp_path / "bundled/qm9-small"
     run_train(TrainRecipe(str(tiny), qed, str(tmp_path / "run"), FAST, evaluation_samples=0))

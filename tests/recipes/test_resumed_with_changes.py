@@ -21,7 +21,8 @@ from discrete_grpo.recipes.optimise import OptimiseRecipe
 from discrete_grpo.recipes.train import TrainRecipe, run_train
 from discrete_grpo.rewards.ledger import Ledger
 from discrete_grpo.rewards.molecules import qed
-from discrete_grpo.runs.checkpoint import find_checkpoint, load_metadata, save
+from discrete_grpo.runs.checkpoint import load_metadata, save
+from discrete_grpo.runs.checkpoint_names import find_checkpoint
 from discrete_grpo.runs.recorder import read_metrics, read_samples
 from discrete_grpo.runs.report.charts import Values, histogram
 from discrete_grpo.runs.serialization import CheckpointError

@@ -37,7 +37,8 @@ from discrete_grpo.recipes.pretraining.pretrain import pretrain
 from discrete_grpo.recipes.sample import sample
 from discrete_grpo.recipes.train import TrainRecipe, run_train
 from discrete_grpo.rewards.graphs import tree_valid
-from discrete_grpo.runs.checkpoint import find_checkpoint, load_metadata
+from discrete_grpo.runs.checkpoint import load_metadata
+from discrete_grpo.runs.checkpoint_names import find_checkpoint
 from discrete_grpo.runs.recorder import read_metrics, read_samples
 from discrete_grpo.testing import check_policy
 
