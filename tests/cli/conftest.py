@@ -33,7 +33,7 @@ def here(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(sys, "path", list(sys.path))
     sys.modules.pop("my_rewards", None)
     shutil.copytree(tiny, tmp_path / "tiny")
-    monkeypatch.setattr("discrete_grpo.runs.checkpoint.BUNDLED", tiny.parent)  # a small one under the bundled name
+    monkeypatch.setattr("discrete_grpo.runs.checkpoint_names.BUNDLED", tiny.parent)  # a small one under the bundled name
     (tmp_path / "my_rewards.py").write_text(REWARDS)
     (tmp_path / "broken_rewards.py").write_text("def f(:\n")
     (tmp_path / "ending_rewards.py").write_text("import sys\nsys.exit(0)\n")

@@ -186,7 +186,7 @@ def test_presets_parse(preset: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_images_are_drawn_and_evaluated(tiny: Path, monkeypatch: pytest.MonkeyPatch, refuse: Refuse) -> None:
-    monkeypatch.setattr("discrete_grpo.runs.checkpoint.BUNDLED", ROOT / "discrete_grpo/bundled")
+    monkeypatch.setattr("discrete_grpo.runs.checkpoint_names.BUNDLED", ROOT / "discrete_grpo/bundled")
     label = '--columns={"label": 3}'
     for name in ("sheet.png", "table.csv.gz", "plain.txt"):
         assert main(["sample", "digits", "-n", "6", f"--out={name}", label]) == 0
