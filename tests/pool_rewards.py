@@ -71,7 +71,9 @@ def ends(sample: str) -> None:
         time.sleep(600)
     if sample == "hang in C":  # nothing in Python can run there, not even a signal handler
         deque(repeat(None), maxlen=0)
-    raised = {"exit": SystemExit(0), "interrupt": KeyboardInterrupt(), "raise": RuntimeError("two\nlines")}
+    raised: dict[str, BaseException] = {"exit": SystemExit(0), "interrupt": KeyboardInterrupt()}
+    raised["raise"] = RuntimeError("two\nlines")
+    raised["molecule"] = AttributeError("'str' object has no attribute 'GetAtoms'", name="GetAtoms", obj=sample)
     if sample in raised:
         raise raised[sample]
 
@@ -83,6 +85,7 @@ def moody(samples: list[str], **columns: Any) -> Any:
     if "short" in samples:
         return [1.0] * (len(samples) - 1)
     whole: dict[str, Any] = {"generator": (1.0 for _ in samples), "dict": {"a": 1.0}, "set": {1.0}, "digits": "1"}
+    whole["one"] = 0.5
     if samples and samples[0] in whole:
         return whole[samples[0]]
     special: dict[str, Any] = {"nan": float("nan"), "inf": float("inf"), "none": None, "text": "x"}

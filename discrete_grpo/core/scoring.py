@@ -18,6 +18,7 @@ from discrete_grpo.core.checks import check_samples, check_whole
 from discrete_grpo.core.error_place import error_place
 from discrete_grpo.core.interrupt import watched
 from discrete_grpo.core.reward_arguments import reward_name, reward_names
+from discrete_grpo.core.reward_hints import count_hint, error_hint
 from discrete_grpo.core.reward_values import finite_number, reward_parts, same_folder, shown_value
 from discrete_grpo.core.rollout import Reward
 
@@ -179,7 +180,8 @@ def _values(values: Any, name: str, count: int) -> list[Any]:
             raise TypeError
         given = len(values)
     except TypeError:
-        raise RewardError(f"reward {name}: returned a {type(values).__name__}, expected one number per sample") from None
+        told = f"returned a {type(values).__name__}, expected one number per sample{count_hint(values)}"
+        raise RewardError(f"reward {name}: {told}") from None
     if given != count:
         raise RewardError(f"reward {name}: returned {given} values for {count} samples, expected one per sample")
     return list(values)
@@ -235,13 +237,8 @@ def score_one(
             if isinstance(error, KeyboardInterrupt) and interrupt:
                 raise
             said = " ".join(str(error).split())
-            invalid = isinstance(error, TypeError | AttributeError) and "NoneType" in said and any(s is None for s in samples)
-            hint = "; a sample that is invalid is None, and its score may be None or a number" if invalid else ""
-            if isinstance(error, TypeError | AttributeError) and ("'list' object" in said or "not list" in said):
-                hint = (
-                    "; it is given a list of samples (discrete_grpo.molecule_reward makes a reward of a function of one molecule)"
-                )
-            raise RewardError(f"reward {name}: raised {type(error).__name__}: {said}{error_place(error)}{hint}") from error
+            ends = f"{error_place(error)}{error_hint(error, samples)}"
+            raise RewardError(f"reward {name}: raised {type(error).__name__}: {said}{ends}") from error
     return torch.tensor([_number(v, name, s) for v, s in zip(values, samples, strict=True)], dtype=torch.float64)
 
 

@@ -1,9 +1,9 @@
 """The program of a worker process of a reward pool, in plain Python, so that a light reward has a light process.
 
-Of this package a worker imports only :mod:`discrete_grpo.core.reward_values` and, once a reward fails,
-:mod:`discrete_grpo.core.error_place`, which need no library, so that it holds what its reward needs and no more. Both are imported
-inside functions, since a worker first receives the search path of the parent process. Messages are tuples of builtins and samples;
-the other side is :mod:`discrete_grpo.rewards.pool_backends`.
+Of this package a worker imports only :mod:`discrete_grpo.core.reward_values`, :mod:`discrete_grpo.core.reward_hints` and, once a
+reward fails, :mod:`discrete_grpo.core.error_place`, which need no library, so that it holds what its reward needs and no more. They
+are imported inside functions, since a worker first receives the search path of the parent process. Messages are tuples of builtins
+and samples; the other side is :mod:`discrete_grpo.rewards.pool_backends`.
 """
 
 from __future__ import annotations
@@ -72,6 +72,7 @@ def load_reward(payload: bytes) -> Callable[..., Any]:
 
 def answer(reward: Callable[..., Any], samples: Sequence[Any], columns: Mapping[str, Sequence[Any]]) -> Answers | str:
     """Return a value or a reason per sample; one reason (text) if the whole call failed."""
+    from discrete_grpo.core.reward_hints import count_hint, error_hint
     from discrete_grpo.core.reward_values import same_folder
 
     try:
@@ -80,7 +81,7 @@ def answer(reward: Callable[..., Any], samples: Sequence[Any], columns: Mapping[
             if inspect.isawaitable(found):
                 found = asyncio.run(_wait(found))
         if isinstance(found, str | bytes | bytearray | memoryview | Mapping | Set) or not hasattr(found, "__len__"):
-            return f"returned a {type(found).__name__}, expected one number per sample"
+            return f"returned a {type(found).__name__}, expected one number per sample{count_hint(found)}"
         values = list(found)
     except _Ended:
         raise
@@ -88,7 +89,8 @@ def answer(reward: Callable[..., Any], samples: Sequence[Any], columns: Mapping[
         _failures(reward)  # those of this call
         from discrete_grpo.core.error_place import error_place  # 30 ms, and no library
 
-        return f"raised {type(error).__name__}: {' '.join(str(error).split())}{error_place(error)}"
+        ends = f"{error_place(error)}{error_hint(error, samples)}"
+        return f"raised {type(error).__name__}: {' '.join(str(error).split())}{ends}"
     if len(values) != len(samples):
         return f"returned {len(values)} values for {len(samples)} samples, expected one per sample"
     failed = _failures(reward)

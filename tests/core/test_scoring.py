@@ -15,13 +15,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import networkx as nx
 import numpy as np
 import pytest
 import torch
+from rdkit.Chem import rdMolDescriptors
 from torch import Tensor
 
 from discrete_grpo.core.interrupt import interruptible
 from discrete_grpo.core.reward_arguments import check_at_least_one, check_callables, checked_reward, reward_name, reward_names
+from discrete_grpo.core.reward_hints import LIST
 from discrete_grpo.core.scoring import Failures, RewardError, finite_number, score_one, score_samples, shown_value, take_failures
 from discrete_grpo.rewards import pool_worker
 from discrete_grpo.rewards.combine import WeightedSum
@@ -65,7 +68,7 @@ def test_columns_reach_the_reward_and_samples_are_a_list_of_its_own() -> None:
         (given(1.0, -math.inf), "reward reward: returned -inf for sample 'b', expected a finite number or None"),
         (given(1.0, "x"), "reward reward: returned 'x' for sample 'b', expected a number or None"),
         (given([1.0], 1.0), "reward reward: returned [1.0] for sample 'a', expected a number or None"),
-        (lambda samples: 1.0, "reward <lambda>: returned a float, expected one number per sample"),
+        (lambda samples: 1.0, f"reward <lambda>: returned a float, expected one number per sample{LIST}"),
         (lambda samples: 1 / 0, "reward <lambda>: raised ZeroDivisionError: division by zero"),
         (lambda samples: sys.exit(0), "reward <lambda>: raised SystemExit: 0"),
         (lambda samples: _raise(KeyboardInterrupt("mine")), "reward <lambda>: raised KeyboardInterrupt: mine"),
@@ -78,7 +81,7 @@ def test_columns_reach_the_reward_and_samples_are_a_list_of_its_own() -> None:
         (lambda samples: "12", "reward <lambda>: returned a str, expected one number per sample"),
         (lambda samples: b"12", "reward <lambda>: returned a bytes, expected one number per sample"),
         (lambda samples: bytearray(2), "reward <lambda>: returned a bytearray, expected one number per sample"),
-        (lambda samples: torch.tensor(1.0), "reward <lambda>: returned a Tensor, expected one number per sample"),
+        (lambda samples: torch.tensor(1.0), f"reward <lambda>: returned a Tensor, expected one number per sample{LIST}"),
         (given(1.0, "0.5"), "reward reward: returned '0.5' for sample 'b', expected a number or None"),
         (given(1.0, b"0.5"), "reward reward: returned b'0.5' for sample 'b', expected a number or None"),
         (
@@ -178,10 +181,21 @@ def test_a_reward_that_forgets_invalid_samples_is_told_what_they_are() -> None:
 
 
 def test_a_function_of_one_sample_is_told_that_it_is_given_a_list() -> None:
-    wrong: list[Any] = [lambda mol: mol.GetNumAtoms(), math.sqrt]
+    wrong: list[Any] = [lambda mol: mol.GetNumAtoms(), math.sqrt, rdMolDescriptors.CalcTPSA, lambda mol: 0.5]
     for reward in wrong:
         with pytest.raises(RewardError, match=r"it is given a list of samples \(discrete_grpo\.molecule_reward makes a reward of"):
             score_one(reward, ["CCO"])
+
+
+def test_a_reward_that_expects_objects_is_told_that_samples_are_text() -> None:
+    said = "samples are text, such as 'CCO': molecule_reward passes RDKit molecules, rewards_see: networkx or pyg passes graphs"
+    wrong: list[Any] = [lambda mol: mol.GetNumAtoms(), rdMolDescriptors.CalcTPSA, nx.density]
+    for reward in wrong:
+        with pytest.raises(RewardError, match=f"; {said}$"):
+            score_one(lambda samples, reward=reward: [reward(s) for s in samples], ["CCO", "CC"])
+    for own in (np.ones(2), "CCO and more", 3):  # an object of the reward's own
+        with pytest.raises(RewardError, match=r"no attribute 'nodes' \(test_scoring.py, line \d+\)$"):
+            score_one(lambda samples, own=own: [own.nodes for _ in samples], ["CCO", "CC"])
 
 
 def test_a_name_in_the_place_of_a_reward_is_told_to_be_imported() -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from discrete_grpo.core.reward_arguments import reward_name
+from discrete_grpo.core.reward_hints import LIST
 from discrete_grpo.core.scoring import RewardError, score_samples
 from discrete_grpo.rewards.cache import ScoreCache
 from discrete_grpo.rewards.combine import WeightedSum
@@ -113,7 +114,7 @@ def test_each_misbehaviour_costs_one_sample(moody: RewardPool) -> None:
 
 
 def test_what_is_no_number_and_what_would_end_a_program_cost_one_sample_and_no_worker(moody: RewardPool) -> None:
-    bad = ["exit", "interrupt", "generator", "dict", "set", "digits", "digit", "complex", "huge"]
+    bad = ["exit", "interrupt", "generator", "dict", "set", "digits", "digit", "complex", "huge", "one", "molecule"]
     moody(["a"])
     before = {seat.worker._process.pid for seat in moody._seats}  # type: ignore[attr-defined]
     assert moody([*bad, "a"]) == [*[None] * len(bad), 1.0]
@@ -128,6 +129,9 @@ def test_what_is_no_number_and_what_would_end_a_program_cost_one_sample_and_no_w
         "digit": "returned '0.5', expected a number or None",
         "complex": "returned 1j, expected a number or None",
         "huge": f"returned 1{'0' * 196}..., expected a finite number or None",
+        "one": f"returned a float, expected one number per sample{LIST}",
+        "molecule": f"raised AttributeError: 'str' object has no attribute 'GetAtoms'{RAISED}; samples are text, such as "
+        "'molecule': molecule_reward passes RDKit molecules, rewards_see: networkx or pyg passes graphs",
     }
 
 
