@@ -15,7 +15,7 @@ from discrete_grpo.runs.checkpoint import read_policy, save
 
 CONFIGS = [
     RecurrentConfig(9, "lstm", layers=2, width=8, embedding=5),
-    RecurrentConfig(9, "gru", layers=1, width=6, embedding=4, normalise=True),
+    RecurrentConfig(9, "gru", layers=2, width=6, embedding=4, normalise=True),
 ]
 
 
@@ -106,6 +106,8 @@ def test_the_layers_stay_in_the_mode_that_has_gradients_on_every_device() -> Non
     [
         ({"num_tokens": 1}, "num_tokens: 1, expected at least 2"),
         ({"layers": 0}, "layers: 0, expected at least 1"),
+        ({"width": 0}, "width: 0, expected at least 1"),
+        ({"embedding": 0}, "embedding: 0, expected at least 1"),
         ({"cell": "rnn"}, "cell: 'rnn', expected one of gru, lstm"),
     ],
 )
@@ -114,6 +116,7 @@ def test_values_out_of_range_are_named(change: dict[str, Any], said: str) -> Non
         RecurrentConfig(**({"num_tokens": 9} | change))
 
 
-def test_conditions_are_refused() -> None:
+@pytest.mark.parametrize("name", ["prompt", "properties"])
+def test_conditions_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match="has no conditions"):
-        network(CONFIGS[0])(torch.full((1, 1), BOS), properties=torch.zeros(1, 1))
+        network(CONFIGS[0])(torch.full((1, 1), BOS), **{name: torch.zeros(1, 1)})
