@@ -5,8 +5,9 @@ scaled to length 1 for each (r, d), r and d from 0 to 4, and concatenated to φ(
 
     k(x, y) = ⟨φ(x), φ(y)⟩ / |φ(x)| |φ(y)|,    MMD = mean k(x, x') + mean k(y, y') - 2 mean k(x, y),
 
-pairs of a molecule with itself included. Neighbourhoods are distinguished by the elements of their atoms, the orders of its bonds
-and all distances within it, as in the source, here by Python's hash of tuples of numbers, the same on every 64-bit machine.
+pairs of a molecule with itself included. Neighbourhoods are distinguished by the elements of their atoms, the orders of their bonds
+and all distances along paths inside them, as in the source, here by Python's hash of tuples of numbers, the same on every 64-bit
+machine.
 
 Source: Costa and De Grave (2010), NSPDK; as a metric Jo et al. (2022), GDSS, arXiv 2202.02514, which takes radii and distances up
 to 4. Published tables use the implementation EDeN, which hashes otherwise and was not compared with.
@@ -15,7 +16,7 @@ to 4. Published tables use the implementation EDeN, which hashes otherwise and w
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import numpy as np
@@ -28,23 +29,41 @@ from discrete_grpo.metrics.resampling import Statistic
 __all__ = ["nspdk_features", "nspdk_statistic"]
 
 DEPTH = 4
+FAR = 10**6
+"""Distance of atoms without a path."""
+
+
+def _balls(near: Sequence[int], bonded: np.ndarray) -> Iterator[tuple[list[int], list[list[int]]]]:
+    """For each radius, the atoms at most that far from one atom, and their distances by paths through these atoms alone.
+
+    Args:
+        near: distance of every atom from that atom.
+        bonded: 1 for two atoms with a bond, 0 for an atom and itself, ``FAR`` for others [atom, atom].
+    """
+    inside = sorted((v for v, d in enumerate(near) if d <= DEPTH), key=near.__getitem__)
+    far, count = bonded[np.ix_(inside, inside)], 0
+    for radius in range(DEPTH + 1):
+        while count < len(inside) and near[inside[count]] <= radius:
+            far = np.minimum(far, far[:, count, None] + far[count])  # Floyd and Warshall: a further atom that paths may use
+            count += 1
+        yield inside[:count], far[:count, :count].tolist()
 
 
 def _neighbourhoods(mol: Chem.Mol, distance: Sequence[Sequence[int]]) -> list[list[int]]:
     """For each radius, a hash per atom of the subgraph within it: of its bonds by the labels and ranks of their ends."""
     labels = [atom.GetAtomicNum() for atom in mol.GetAtoms()]
     bonds = [(b.GetBeginAtomIdx(), b.GetEndAtomIdx(), b.GetBondTypeAsDouble()) for b in mol.GetBonds()]
-    found = []
-    for radius in range(DEPTH + 1):
-        row = []
-        for root in range(len(labels)):
-            near = distance[root]
-            inside = [v for v in range(len(labels)) if near[v] <= radius]
-            ranks = {v: hash(tuple(sorted([(near[u], distance[v][u], labels[u]) for u in inside]))) for v in inside}
+    bonded = np.where(Chem.GetAdjacencyMatrix(mol) > 0, 1, FAR)
+    np.fill_diagonal(bonded, 0)
+    found: list[list[int]] = [[] for _ in range(DEPTH + 1)]
+    for root, near in enumerate(distance):
+        for row, (inside, within) in zip(found, _balls(near, bonded), strict=True):
+            own = [(near[u], labels[u]) for u in inside]
+            rows = (sorted((d, *one) for d, one in zip(far, own, strict=True)) for far in within)
+            ranks = {v: hash(tuple(key)) for v, key in zip(inside, rows, strict=True)}
             ends = [(ranks[i], ranks[j], kind) for i, j, kind in bonds if i in ranks and j in ranks]
             edges = sorted((min(a, b), max(a, b), kind) for a, b, kind in ends)
             row.append(hash((labels[root], tuple(sorted(ranks.values())), tuple(edges))))
-        found.append(row)
     return found
 
 
@@ -54,7 +73,7 @@ def nspdk_features(mol: Chem.Mol) -> dict[int, float]:
     >>> round(sum(value**2 for value in nspdk_features(Chem.MolFromSmiles("CCO")).values()), 6)
     1.0
     """
-    distance = [[int(min(d, 1e6)) for d in row] for row in Chem.GetDistanceMatrix(mol)]
+    distance = [[int(min(d, FAR)) for d in row] for row in Chem.GetDistanceMatrix(mol)]
     found: dict[int, float] = {}
     for radius, hashes in enumerate(_neighbourhoods(mol, distance)):
         counts: dict[int, Counter[int]] = {d: Counter() for d in range(DEPTH + 1)}

@@ -120,8 +120,9 @@ def test_loading() -> None:
     for bad in ((0, 1), (8, 1), (3, 4), (3, 0)):
         with pytest.raises(ValueError, match=r"^(min|max)_atoms: -?\d+, expected 1 to \d"):
             load_enumerated(bad[0], min_atoms=bad[1])
-    with pytest.raises(ValueError, match="max_atoms: 0"):
-        enumerate_molecules(0)
+    for outside in (0, 9):
+        with pytest.raises(ValueError, match=f"max_atoms: {outside}, expected 1 to 8"):
+            enumerate_molecules(outside)
 
 
 def test_the_file_is_the_same_to_the_byte(tmp_path: Path, bundled: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -112,6 +112,25 @@ def test_it_allows_what_the_reader_reads_in_long_random_texts(sizes: tuple[int, 
     assert max(random_texts(GraphSequenceGrammar(*sizes), 3.0, 40)) > 2
 
 
+def test_numbers_above_those_of_the_features_count_as_the_largest() -> None:
+    grammar, rng = GraphSequenceGrammar(40), np.random.default_rng(0)
+    tokens = vocabulary(40)
+    rows = [re.findall(PATTERN, text_of(listed(graph), rng)) for graph in (nx.star_graph(20), nx.wheel_graph(20))]
+    rows.append(["*", *["+"] * 39, ".", *["1(", "."] * 17])
+    for row in rows:
+        state, reader = grammar.start(1, CPU), _Reader(1, 1)
+        for token in row:
+            reader = check(grammar, state, reader)[token]
+            state = grammar.advance(state, torch.tensor([tokens.index(token) + NUM_SPECIAL]))
+        check(grammar, state, reader)
+    assert len(reader.waiting) == 17
+    large, state = GraphSequenceGrammar(300), GraphSequenceGrammar(300).start(1, CPU)
+    for token in ["*", *["+"] * 299]:
+        state = large.advance(state, torch.tensor([vocabulary(300).index(token) + NUM_SPECIAL]))
+    assert large.features(state)[0, :2].tolist() == [255, 255]
+    assert large.feature_sizes[:2] == (256, 256)
+
+
 @pytest.mark.parametrize("planarity", [True, False])
 def test_texts_of_graphs_are_legal(planarity: bool) -> None:
     rng = np.random.default_rng(0)

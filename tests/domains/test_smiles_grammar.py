@@ -20,6 +20,7 @@ TEXTS = [
     "O=S(=O)(c1ccc(-n2nc(C(F)(F)F)cc2-c2ccc(C)cc2)cc1)N",
     "[NH3+]C[O-]",
     "[S+2]",
+    "[P+3]c1ccsc1",
     "C(" * 30 + "C" + ")" * 30,
 ]
 
@@ -49,6 +50,13 @@ def test_a_gene_by_hand() -> None:
     assert encode_gene("C=O", random.Random(0), length=8) is None
 
 
+def test_codons_are_drawn_from_all_that_choose_the_same() -> None:
+    genes = [encode_gene("C=O", random.Random(seed), length=20) for seed in range(1000)]
+    assert {gene[5] for gene in genes if gene is not None} == set(range(0, 256, 3))  # alternative 0 of 3
+    assert {gene[8] for gene in genes if gene is not None} == set(range(3, 256, 10))  # alternative 3 of 10
+    assert len({gene[19] for gene in genes if gene is not None}) > 240  # a silent one
+
+
 @pytest.mark.parametrize(
     "text", ["", "C.C", "[Na+]", "C(", "C)", "C%10CC%10", "[Se]", "C1CC1 ", "CC=", "[C", "C" * 301, "C" * 5000]
 )
@@ -64,7 +72,7 @@ def test_a_long_string_does_not_recurse_deeply() -> None:
 def test_genes_have_a_length() -> None:
     gene = encode_gene("CCO", random.Random(0))
     assert gene is not None
-    assert len(gene) == GENE_LENGTH
+    assert len(gene) == GENE_LENGTH == 300
     with pytest.raises(ValueError, match="length: 0"):
         encode_gene("CCO", random.Random(0), length=0)
 
@@ -74,12 +82,16 @@ def test_a_mutation_changes_one_codon() -> None:
     gene = encode_gene(TEXTS[1], rng)
     assert gene is not None
     places = set()
+    codons: set[int] = set()
     for _ in range(2000):
         other = mutate_gene(gene, rng)
         changed = [k for k, (old, new) in enumerate(zip(gene, other, strict=True)) if old != new]
         assert len(changed) <= 1
         places.update(changed)
+        codons.update(other[k] for k in changed)
     assert len(places) > 0.99 * GENE_LENGTH
+    assert {0, GENE_LENGTH - 1} <= places
+    assert len(codons) > 250
 
 
 def test_mutations_find_new_molecules() -> None:

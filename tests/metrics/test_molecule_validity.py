@@ -1,7 +1,11 @@
 """Validity after repairs, stability of atoms, filters, and the neighbourhood kernel."""
 
 import math
+from collections import Counter
+from operator import eq
+from typing import Any
 
+import networkx as nx
 import numpy as np
 import pytest
 from rdkit import Chem
@@ -11,7 +15,7 @@ from discrete_grpo.metrics.alerts import MCF, passes_filters
 from discrete_grpo.metrics.molecule_table import MoleculeTable
 from discrete_grpo.metrics.molecule_validity import atom_stability, relaxed_molecule, repaired
 from discrete_grpo.metrics.nspdk import nspdk_features, nspdk_statistic
-from discrete_grpo.metrics.resampling import whole
+from discrete_grpo.metrics.resampling import interval, whole
 
 
 @pytest.mark.parametrize(
@@ -145,6 +149,57 @@ def test_neighbourhood_kernel_by_hand() -> None:
     # of the mean vectors: methane twice and ethane once against methane
     expected = (1 / 9) * (2 - 2 / math.sqrt(50))
     assert nspdk(["C", "C", "CC"], ["C"]) == pytest.approx(expected)
+
+
+def rooted(mol: Chem.Mol, root: int, radius: int) -> nx.Graph:
+    """The part of a molecule within a radius of an atom, which is marked."""
+    graph = nx.Graph()
+    graph.add_nodes_from((atom.GetIdx(), {"label": (atom.GetAtomicNum(), atom.GetIdx() == root)}) for atom in mol.GetAtoms())
+    graph.add_edges_from((b.GetBeginAtomIdx(), b.GetEndAtomIdx(), {"order": b.GetBondTypeAsDouble()}) for b in mol.GetBonds())
+    return nx.ego_graph(graph, root, radius)
+
+
+def features_by_definition(mol: Chem.Mol, known: dict[int, list[nx.Graph]]) -> dict[Any, float]:
+    """Counts of pairs of isomorphic neighbourhoods, scaled to length 1 for each radius and distance and then as a whole."""
+    counts: dict[tuple[int, int], Counter[tuple[int, int]]] = {}
+    distance = Chem.GetDistanceMatrix(mol)
+    for radius in range(5):
+        kinds = []
+        for root in range(mol.GetNumAtoms()):
+            graph, seen = rooted(mol, root, radius), known.setdefault(radius, [])
+            alike = [k for k, other in enumerate(seen) if nx.is_isomorphic(graph, other, eq, eq)]
+            kinds.append(alike[0] if alike else len(seen))
+            if not alike:
+                seen.append(graph)
+        for i in range(len(kinds)):
+            for j in range(i + 1):
+                if distance[i, j] <= 4:
+                    low, high = sorted((kinds[i], kinds[j]))
+                    counts.setdefault((radius, int(distance[i, j])), Counter())[low, high] += 1
+    found = {
+        (place, key): count / math.sqrt(sum(c * c for c in table.values())) / math.sqrt(len(counts))
+        for place, table in counts.items()
+        for key, count in table.items()
+    }
+    assert sum(value * value for value in found.values()) == pytest.approx(1.0)
+    return found
+
+
+def test_neighbourhood_kernel_against_isomorphism() -> None:
+    texts = ["CCCCC", "CCC(C)C", "OCC=C", "C=CCO", "OC=CC", "CCCO", "NCCCCCCO", "CC1CC1", "C1CCC1C", "C.C", "OC1CC1C"]
+    texts += ["C1CCCCC1", "CCCCCCC", "C1CCCCCC1", "CCC1CCCCC1", "c1ccc2ccccc2c1"]  # paths around a ring leave a neighbourhood
+    known: dict[int, list[nx.Graph]] = {}
+    tables = [features_by_definition(Chem.MolFromSmiles(text), known) for text in texts]
+    for text, table in zip(texts, tables, strict=True):
+        for other, against in zip(texts, tables, strict=True):
+            kernel = sum(value * against.get(key, 0.0) for key, value in table.items())
+            assert nspdk([text], [other]) == pytest.approx(2 - 2 * kernel, abs=1e-12), (text, other)
+
+
+def test_neighbourhood_kernel_lies_between_0_and_2() -> None:
+    found = nspdk_statistic(MoleculeTable(["C"] * 4), MoleculeTable(["N"]))
+    assert (found.size, found.least, found.most) == (4, 0.0, 2.0)
+    assert interval(found, 5) == pytest.approx((2.0, 2.0))
 
 
 def test_neighbourhood_features_do_not_depend_on_the_order_of_atoms() -> None:

@@ -24,6 +24,9 @@ def test_smaller_parts_are_rescaled_to_the_whole() -> None:
     asked: list[int] = []
     interval(Statistic(lambda rows: float(asked.append(len(rows)) or 0.0), 300, part=30), 3)  # type: ignore[func-returns-value]
     assert asked == [300, 30, 30, 30]
+    asked.clear()
+    interval(Statistic(lambda rows: float(asked.append(len(rows)) or 0.0), 20, part=30), 2)  # type: ignore[func-returns-value]
+    assert asked == [20, 10, 10]
 
 
 def test_the_interval_covers_the_mean_of_the_source() -> None:
@@ -47,6 +50,14 @@ def test_intervals_are_reproducible_and_within_the_range() -> None:
     assert interval(statistic, 50, 7) == interval(statistic, 50, 7) != interval(statistic, 50, 8)
     low, high = interval(statistic, 50)
     assert low < 39 / 40 <= high <= 1.0
+    low, high = interval(mean_of(1 - flags, 0.0, 1.0), 50)
+    assert 0.0 <= low <= 1 / 40 < high
+
+
+def test_rows_of_a_part_are_ascending() -> None:
+    seen: list[bool] = []
+    interval(Statistic(lambda rows: float(seen.append(bool((np.diff(rows) > 0).all())) or 0.0), 60), 10)  # type: ignore[func-returns-value]
+    assert seen == [True] * 11
 
 
 @pytest.mark.parametrize(
@@ -61,6 +72,16 @@ def test_a_part_without_a_number_leaves_no_interval() -> None:
     statistic = Statistic(lambda rows: 1.0 if len(rows) > 5 else math.nan, 8)
     assert whole(statistic) == 1.0
     assert all(map(math.isnan, interval(statistic, 5)))
+    some = Statistic(lambda rows: 1.0 if 0 in rows else math.nan, 8)
+    assert all(map(math.isnan, interval(some, 20)))
+    whole_only = Statistic(lambda rows: math.inf if len(rows) == 8 else 1.0, 8)
+    assert all(map(math.isnan, interval(whole_only, 5)))
+
+
+def test_the_fewest_rows_that_have_a_number_and_an_interval() -> None:
+    assert whole(mean_of(np.array([2.0]))) == 2.0
+    low, high = interval(mean_of(np.arange(4.0)), 20)
+    assert low < 1.5 < high
 
 
 def test_bad_numbers_are_named() -> None:
@@ -77,3 +98,11 @@ def test_halves_are_disjoint(size: int, wanted: int, counts: tuple[int, int]) ->
     first, second = disjoint_halves(size, wanted, seed=1)
     assert (len(first), len(second)) == counts
     assert sorted([*first.tolist(), *second.tolist()]) == list(range(size))
+
+
+def test_halves_are_random_ascending_and_those_of_their_seed() -> None:
+    made = [disjoint_halves(40, 20, seed)[0].tolist() for seed in (1, 1, 2)]
+    assert made[0] == made[1] != made[2]
+    assert all(rows == sorted(rows) != list(range(20)) for rows in made)
+    second = disjoint_halves(40, 20, 1)[1].tolist()
+    assert second == sorted(second)

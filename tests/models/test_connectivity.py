@@ -72,10 +72,25 @@ def test_one_less_the_resistance_is_the_share_of_spanning_trees_without_the_edge
     assert (pairs[0, :, :, 3][adjacency(graph)[0] == 0] == 0).all()
 
 
+@every_graph
+def test_features_of_pairs_are_the_component_the_resistance_and_bounded_shares(graph: nx.Graph) -> None:
+    a = adjacency(graph)
+    same = components(a)
+    resistance = effective_resistance(a, same)
+    _, pairs, _ = connectivity_features(a, torch.ones(1, len(graph), dtype=torch.bool))
+    assert torch.equal(pairs[..., 0], same.double())
+    torch.testing.assert_close(pairs[..., 1], torch.log1p(resistance))
+    for edge in nx.bridges(graph):
+        assert float(pairs[0, edge[0], edge[1], 3]) == pytest.approx(math.log(1e-3) / 4)
+
+
 def test_padding_is_no_component() -> None:
     a = torch.nn.functional.pad(adjacency(nx.path_graph(3)), (0, 2, 0, 2))
     mask = torch.tensor([[True, True, True, False, False]])
     assert connectivity_features(a, mask)[2][0].tolist() == pytest.approx([0.0, 0.0], abs=1e-12)
+    a = torch.nn.functional.pad(adjacency(nx.complete_graph(4)), (0, 3, 0, 3))  # 6 - 4 + 1 cycles
+    mask = torch.tensor([[True] * 4 + [False] * 3])
+    assert connectivity_features(a, mask)[2][0].tolist() == pytest.approx([0.0, math.log1p(3)], abs=1e-12)
 
 
 @both_precisions

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from discrete_grpo.domains.graphs import node_mask, num_pairs, pair_index, pair_mask, symmetrise
-from discrete_grpo.models.pairs import PairLayout, film_norm, incident_sum, pair_update, square
+from discrete_grpo.models.pairs import FilmNorm, PairLayout, film_norm, incident_sum, pair_update, square
 
 SIZES = [[4, 4, 4], [5, 2, 1, 4], [1], [2, 2]]
 
@@ -48,6 +48,18 @@ def test_square_is_symmetrise(sizes: list[int]) -> None:
 
 
 @pytest.mark.parametrize("sizes", SIZES)
+def test_places_of_pairs_in_a_square(sizes: list[int]) -> None:
+    layout, _ = layout_of(sizes)
+    n = max(sizes)
+    left, right = pair_index(n)
+    number = torch.arange(n * n).view(n, n)
+    assert torch.equal(layout.left, left)
+    assert torch.equal(layout.right, right)
+    assert torch.equal(number.flatten()[layout.flat], number[left, right])
+    assert torch.equal(layout.place.view(n, n)[left, right], torch.arange(num_pairs(n)))
+
+
+@pytest.mark.parametrize("sizes", SIZES)
 def test_incident_sum_is_the_product_with_the_incidence_matrix(sizes: list[int]) -> None:
     layout, mask = layout_of(sizes)
     n = max(sizes)
@@ -68,6 +80,16 @@ def test_film_norm_is_layer_norm_with_a_scale_and_a_shift_per_graph() -> None:
         return centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt() * (1 + scale) + shift
 
     same(film_norm, plain, drawn((3, 7, 4), (3, 1, 4), (3, 1, 4)))
+
+
+def test_the_scale_and_the_shift_of_a_film_norm_are_linear_in_the_state_of_the_graph_and_zero_at_first() -> None:
+    norm = FilmNorm(4, 2).double()
+    x, y, weight, bias = (value.detach() for value in drawn((3, 7, 4), (3, 2), (8, 2), (8,)))
+    plain = nn.functional.layer_norm(x, (4,))
+    torch.testing.assert_close(norm(x, y), plain, rtol=1e-12, atol=1e-12)
+    norm.load_state_dict({"film.weight": weight, "film.bias": bias})
+    scale, shift = (y @ weight[rows].T + bias[rows] for rows in (slice(0, 4), slice(4, 8)))
+    torch.testing.assert_close(norm(x, y), plain * (1 + scale[:, None]) + shift[:, None], rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("sizes", SIZES)

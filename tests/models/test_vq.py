@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import conv2d, gelu, linear
 
+from discrete_grpo.core.batch_share import WHOLE
 from discrete_grpo.models.convnet import ConvNet, ConvNetConfig
 from discrete_grpo.models.vq import RECONSTRUCTION_WEIGHT, CodeDecoder, VQAutoencoder, VQConfig, nearest_code
 
@@ -155,11 +157,46 @@ def test_the_classifiers_loss_is_the_mean_log_probability() -> None:
     assert table.shape == (5, 3)
 
 
+def test_the_classifier_is_three_convolutions_and_a_linear_layer() -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = ConvNet(ConvNetConfig(size=8, classes=3, width=2, dropout=0.5)).double().eval()
+    layers = [layer for layer in model.modules() if isinstance(layer, nn.Conv2d | nn.Linear)]
+    shapes = [tuple(layer.weight.shape) for layer in layers]
+    assert shapes == [(2, 1, 3, 3), (4, 2, 3, 3), (8, 4, 3, 3), (3, 8 * 2 * 2)]
+    x = pictures(5, 8).unsqueeze(1)
+    for layer, stride in zip(layers[:-1], (1, 2, 2), strict=True):
+        x = gelu(conv2d(x, layer.weight, layer.bias, stride, padding=1))
+    torch.testing.assert_close(model(pictures(5, 8)), linear(x.flatten(1), layers[-1].weight, layers[-1].bias))
+    kept: list[Tensor] = []
+    layers[-1].register_forward_hook(lambda module, args, out: kept.append(args[0]))
+    model.train()(torch.cat([pictures(5, 8)] * 40))
+    assert float((kept[0] == 0).double().mean()) == pytest.approx(0.5, abs=0.03)
+
+
+def test_the_classifiers_loss_is_of_the_rows_of_this_process() -> None:
+    class Second:
+        own = slice(1, 2)
+        means = WHOLE.means
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = ConvNet(ConvNetConfig(size=4, classes=3, width=2)).double().eval()
+    pixels, labels = pictures(3), torch.tensor([0, 2, 1])
+    found, alone = (
+        model.likelihood_loss(SimpleNamespace(pixels=pixels[rows], labels=labels[rows]), share=share)
+        for rows, share in ((slice(None), Second()), (slice(1, 2), WHOLE))
+    )
+    assert torch.equal(found["loss"], alone["loss"])
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
         ({"size": 6}, "size: 6, expected a multiple of 4"),
+        ({"size": 0}, "size: 0, expected at least 4"),
         ({"classes": 1}, "classes: 1, expected at least 2"),
+        ({"width": 0}, "width: 0, expected at least 1"),
         ({"dropout": 1.0}, "dropout: 1.0, expected at least 0 and less than 1"),
     ],
 )

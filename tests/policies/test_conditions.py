@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from discrete_grpo.core.rollout import Context
-from discrete_grpo.policies.conditions import FixedSites
+from discrete_grpo.domains.tokenizer import Property
+from discrete_grpo.policies.conditions import FixedSites, fixed_states, property_table
 from tests.toys import tiny_policy
 
 
@@ -30,3 +31,18 @@ def test_a_class_that_is_not_whole_is_named() -> None:
     fixed: Any = FixedSites({0: 1.5})  # type: ignore[dict-item]
     with pytest.raises(ValueError, match=r"^node class in fixed: 1\.5, expected a whole number"):
         tiny_policy().sample([Context(0, {"fixed": fixed})], generator=torch.Generator().manual_seed(0))
+
+
+def test_fixed_edges_are_fixed_both_ways_and_other_rows_are_free() -> None:
+    contexts = [Context(0), Context(1, {"fixed": FixedSites({1: 2}, {(0, 2): 1})})]
+    found = fixed_states(contexts, torch.tensor([2, 3]), 3, 3, 2)
+    assert found is not None
+    assert found.nodes.tolist() == [[-1] * 3, [-1, 2, -1]]
+    assert found.edges.tolist() == [[[-1] * 3] * 3, [[-1, -1, 1], [-1] * 3, [1, -1, -1]]]
+    assert found.mask.tolist() == [[True, True, False], [True] * 3]
+
+
+@pytest.mark.parametrize("value", [True, "1.5", float("nan"), float("inf")])
+def test_a_property_that_is_no_finite_number_is_named(value: Any) -> None:
+    with pytest.raises(ValueError, match=r"^p: .*, expected a finite number"):
+        property_table([Context(0, {"p": value})], [Property("p")], torch.float64)

@@ -13,7 +13,7 @@ from scipy.stats import chisquare
 from discrete_grpo.core.categorical import score_sites
 from discrete_grpo.core.rollout import Context, Refinable, group_contexts
 from discrete_grpo.domains.fields import FieldBatch
-from discrete_grpo.policies.field_restart import FieldRestart
+from discrete_grpo.policies.field_restart import FieldRestart, field_restarts
 from discrete_grpo.policies.node_count import RunningSizes, SizedPolicy
 from discrete_grpo.runs.serialization import build, describe
 from discrete_grpo.testing import check_policy
@@ -67,6 +67,24 @@ def test_a_trajectory_stands_still_until_its_first_step(kind: str) -> None:
     every_step = score_sites(made.sites(free)).logp.sum(-1)
     torch.testing.assert_close(every_step[:, 2:], rollout.logp[:, 2:], rtol=0, atol=1e-5)
     assert (every_step[:3, :2] < 0).any()
+
+
+def test_restarts_of_several_sizes_are_padded_behind_their_nodes() -> None:
+    layout = policy().layout
+    large = FieldRestart(((2, 0, 1), (1, 1, 0)), ((1, 0, 1),), 1, (*SPACE, (0.5, 0.0, 0.5)))
+    found = field_restarts([Context(0, {"restart": MOLECULE}), Context(1), Context(2, {"restart": large})], layout, 4, 3)
+    assert found is not None
+    assert found.step.tolist() == [2, 0, 1]
+    graphs = found.graphs
+    assert graphs.mask.tolist() == [[True, True, False, False], [False] * 4, [True, True, True, False]]
+    assert graphs.nodes["atom"].tolist() == [[1, 2, 0, 0], [0] * 4, [2, 0, 1, 0]]
+    assert graphs.nodes["charge"].tolist() == [[0, 1, 0, 0], [0] * 4, [1, 1, 0, 0]]
+    bonds = [{(0, 1), (1, 0)}, set(), {(0, 1), (1, 0), (1, 2), (2, 1)}]
+    assert [set(map(tuple, edges.nonzero().tolist())) for edges in graphs.edges["bond"]] == bonds
+    assert graphs.positions is not None
+    space = torch.tensor([[*SPACE, (0.0,) * 3, (0.0,) * 3], [(0.0,) * 3] * 4, [*SPACE, (0.5, 0.0, 0.5), (0.0,) * 3]])
+    torch.testing.assert_close(graphs.positions, space)
+    assert field_restarts([Context(0)], layout, 4, 3) is None
 
 
 def test_the_state_at_the_first_step_has_the_law_of_the_noise() -> None:
@@ -131,7 +149,11 @@ def test_restarts_are_the_finished_graphs_at_the_nearest_grid_point(kind: str) -
         ({"restart": replace(MOLECULE, pairs=((2,),))}, "class of field bond: 2, expected 0 to 1"),
         ({"restart": replace(MOLECULE, pairs=((1, 0),))}, "restart: 2 values of edge bond, expected 1 for 2 nodes"),
         ({"restart": replace(MOLECULE, nodes=((1, 2),))}, "restart: 1 node and 1 pair fields, expected 2 and 1"),
+        ({"restart": replace(MOLECULE, pairs=())}, "restart: 2 node and 0 pair fields, expected 2 and 1"),
+        ({"restart": replace(MOLECULE, nodes=())}, "num_nodes: 0, expected 1 to 3"),
         ({"restart": replace(MOLECULE, positions=None)}, "restart: positions None, expected one per node"),
+        ({"restart": replace(MOLECULE, positions=SPACE[:1])}, "restart: 1 values of positions, expected 2 for 2 nodes"),
+        ({"restart": replace(MOLECULE, positions=((0.0,) * 4,) * 2)}, "restart: position (0.0, 0.0, 0.0, 0.0), expected three"),
         ({"restart": replace(MOLECULE, nodes=HALF)}, "class of node atom in restart: 1.5, expected a whole number"),
         ({"restart": replace(MOLECULE, positions=((0.0, 1.0),) * 2)}, "restart: position (0.0, 1.0), expected three numbers"),
         ({"restart": MOLECULE, "num_nodes": 3}, "num_nodes: 3, expected 2 as in restart"),
@@ -147,6 +169,11 @@ def test_a_wrong_restart_is_named_before_any_work(columns: dict[str, Any], said:
             call()
         assert said in str(caught.value)
         assert "\n" not in str(caught.value)
+
+
+def test_positions_are_refused_by_a_policy_without_them() -> None:
+    with pytest.raises(ValueError, match=r"restart: positions \(\(1\.0, 0\.0, -1\.0\), .*, expected none"):
+        policy("plain").check_condition({"restart": MOLECULE})
 
 
 def test_restarts_of_a_group_agree_and_steps_are_not_negative() -> None:

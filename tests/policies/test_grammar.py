@@ -16,7 +16,7 @@ from discrete_grpo.core.rollout import Context
 from discrete_grpo.datasets.synthetic_graphs import planar, tree
 from discrete_grpo.domains.graph6 import from_graph6, graph6
 from discrete_grpo.domains.graph_sequence_grammar import GraphSequenceGrammar
-from discrete_grpo.domains.graph_sequences import listed, text_of
+from discrete_grpo.domains.graph_sequences import PATTERN, listed, text_of, vocabulary
 from discrete_grpo.domains.named_graphs import Labels
 from discrete_grpo.domains.tokenizer import BOS, EOS, NUM_SPECIAL, PAD, TokenBatch, Tokenizer
 from discrete_grpo.models.gpt import GPT, GPTConfig
@@ -211,6 +211,16 @@ def test_a_grammar_of_ones_own_passes_the_conformance_kit() -> None:
     rollout = policy.sample([Context(0)] * 40, generator=seeded(0))
     assert {sample.replace("ab", "") for sample in rollout.samples} == {""}
     check_policy(policy, [Context(k // 3) for k in range(6)], samples=200, trusted=("discrete_grpo", "tests")).raise_on_failure()
+
+
+def test_a_network_need_not_read_the_features() -> None:
+    tokenizer = Tokenizer(vocabulary(4), PATTERN)
+    network = GPT(GPTConfig(len(tokenizer), 20, 0, 1, 2, 16))
+    policy = TokenPolicy(network, tokenizer, max_length=20, grammar=GraphSequenceGrammar(4)).double()
+    assert policy.feature_sizes == ()
+    rollout = policy.sample([Context(0)] * 8, generator=seeded(0))
+    assert "features" not in rollout.states
+    assert torch.allclose(log_probs(policy, rollout), rollout.logp.sum(1), atol=1e-10)
 
 
 def test_a_grammar_that_does_not_fit_is_refused() -> None:

@@ -16,7 +16,7 @@ from discrete_grpo.diffusion.noise import uniform
 from discrete_grpo.diffusion.schedules import CosineSchedule
 from discrete_grpo.domains.graphs import ConditionedGraphs, GraphBatch
 from discrete_grpo.domains.tokenizer import Property
-from discrete_grpo.policies.conditions import hide_properties
+from discrete_grpo.policies.conditions import hide_properties, shown_properties
 from discrete_grpo.policies.graph import FixedSites, GraphPolicy
 from discrete_grpo.runs.checkpoint import read_policy, save
 from tests.toys import node_classes, tiny_network
@@ -84,6 +84,29 @@ def test_likelihood_trains_the_property_weights_and_hides_some() -> None:
     assert float(hidden.all(1).double().mean()) == pytest.approx(0.3 + 0.7 * 0.09, abs=0.02)
     assert float((~hidden).all(1).double().mean()) == pytest.approx(0.7**3, abs=0.02)
     assert not bool(hide_properties(torch.zeros(50, 2), 0.0).isnan().any())
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_hidden_properties_do_not_reach_the_network_in_training(share: float) -> None:
+    policy = conditional(condition_dropout=share)
+    batch = ConditionedGraphs(state_of(policy)[0], torch.ones(3, 2))
+    policy.likelihood_loss(batch, generator=torch.Generator().manual_seed(1))["loss"].backward()
+    gradient = policy.network.get_parameter("property_in.weight").grad
+    assert gradient is not None
+    assert bool(gradient.any()) is (share == 0.0)
+
+
+def test_the_generator_decides_what_a_training_batch_hides() -> None:
+    state, _ = state_of(conditional(), 200)
+    made = [
+        shown_properties(ConditionedGraphs(state, torch.ones(200, 2)), 0.5, torch.Generator().manual_seed(seed))
+        for seed in (0, 0, 1)
+    ]
+    assert all(graphs is state for graphs, _ in made)
+    first, again, other = (properties.isnan() for _, (properties,) in made)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert shown_properties(state, 0.5)[1] == ()
 
 
 def test_molecules_come_with_standardised_properties() -> None:

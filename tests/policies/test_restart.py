@@ -12,7 +12,7 @@ import torch
 from discrete_grpo.core.categorical import score_sites
 from discrete_grpo.core.rollout import Context, group_contexts
 from discrete_grpo.policies.graph import FixedSites
-from discrete_grpo.policies.restart import Restart, grid_point
+from discrete_grpo.policies.restart import Restart, grid_point, restart_graphs
 from tests.policies.restart_parts import again, seeded
 from tests.toys import tiny_policy
 
@@ -61,6 +61,18 @@ def test_fixed_sites_stay_fixed_in_a_segment() -> None:
     torch.testing.assert_close(scores.logp.sum(-1), rollout.logp, rtol=0, atol=1e-5)
 
 
+def test_restarts_of_several_sizes_are_padded_behind_their_nodes() -> None:
+    contexts = [*again(1), Context(1), Context(2, {"restart": Restart((2, 0, 1), (1, 0, 1), 3)})]
+    found = restart_graphs(contexts, 4, 3, 2, 4)
+    assert found is not None
+    assert found.step.tolist() == [1, 0, 3]
+    assert found.graphs.nodes.tolist() == [[1, 0, 0, 0], [0] * 4, [2, 0, 1, 0]]
+    assert found.graphs.mask.sum(-1).tolist() == [2, 0, 3]
+    bonds = [{(0, 1), (1, 0)}, set(), {(0, 1), (1, 0), (1, 2), (2, 1)}]
+    assert [set(map(tuple, edges.nonzero().tolist())) for edges in found.graphs.edges] == bonds
+    assert restart_graphs([Context(0)], 4, 3, 2, 4) is None
+
+
 def test_restarts_are_the_finished_graphs_at_the_nearest_grid_point() -> None:
     policy = tiny_policy()
     rollout = policy.sample([Context(k) for k in range(6)], generator=seeded(0))
@@ -71,6 +83,7 @@ def test_restarts_are_the_finished_graphs_at_the_nearest_grid_point() -> None:
         assert restart.nodes == rollout.samples[b]
         assert list(restart.pairs) == rollout.states["pairs"][b, -1, : n * (n - 1) // 2].tolist()
     assert [grid_point(policy.grid, t) for t in (1.0, 0.7, 0.01)] == [0, 1, 3]
+    assert [grid_point(policy.grid, t) for t in (0.875, 0.625)] == [0, 1]  # the noisier of two that are as near
     done = policy.sample([Context(0, columns[0])] * 3, generator=seeded(1))
     assert done.samples[0].__class__ is tuple
 

@@ -14,6 +14,7 @@ from discrete_grpo.models import pairs
 from discrete_grpo.models.graph_transformer import GraphTransformer, GraphTransformerConfig
 from discrete_grpo.models.pairs import PairLayout
 from discrete_grpo.policies.graph import FixedSites, GraphPolicy
+from discrete_grpo.policies.recorded import Tensors, recorded
 from discrete_grpo.recipes.sample import sample_policy
 from tests.families import FAMILIES, Case
 from tests.pretend_cuda import CUDA, Counts, Cuda, pretending
@@ -148,6 +149,29 @@ def test_a_network_that_cannot_be_recorded_is_run_without(monkeypatch: pytest.Mo
         monkeypatch.setattr(torch.cuda, "CUDAGraph", _Failing)
         with pytest.warns(UserWarning, match="not recorded"):
             policy.sample(group_contexts(1, 2), generator=cuda.generator())
+
+
+def test_a_recorded_step_has_memory_of_its_own_and_casts_at_each_use() -> None:
+    cached: list[bool] = []
+
+    def step(state: Tensors, at: torch.Tensor, noise: Tensors) -> tuple[Tensors, Tensors]:
+        cached.append(torch.is_autocast_cache_enabled())
+        return (state[0] + noise[0] + 1,), (10 * state[0] + at,)
+
+    with pretending():
+        state, at, noise = (torch.zeros(2, device="cuda"),), torch.ones(2, device="cuda"), (torch.ones(2, device="cuda"),)
+        made = recorded(step, state, at, noise)
+        assert made is not None
+        found = []
+        for value in (0.0, 0.5, 0.25):
+            made.noise[0].fill_(value)
+            found.append((made.replay()[1][0], bare(made.state[0]).tolist()))
+        assert [after for _, after in found] == [[1.0] * 2, [2.5] * 2, [3.75] * 2]
+        assert [bare(kept).tolist() for kept, _ in found] == [[1.0] * 2, [12.0] * 2, [28.0] * 2]
+        assert bare(state[0]).tolist() == [0.0] * 2
+        assert bare(at).tolist() == [1.0] * 2
+    assert cached == [False]
+    assert torch.is_autocast_cache_enabled()
 
 
 class _Failing:
