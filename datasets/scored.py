@@ -74,8 +74,8 @@ def read_scored(
 
     Raises:
         FileNotFoundError: if there is no such file.
-        ValueError: if the file has no rows, no such column or no known score, or for a score that is not a finite number,
-            naming its line.
+        ValueError: if the file has no rows, no such column or no known score, or for a score that is not a finite number or has no
+            group, naming its line.
     """
     path = Path(path)
     if not path.is_file():
@@ -172,6 +172,9 @@ def _table(path: Path, rows: Iterable[tuple[int, list[str]]], columns: _Columns,
         if score is None:
             unscored += 1
             continue
+        if columns.group is not None and not cells[columns.group]:
+            told = f"line {line} of {str(path)!r} has a score and no group in {header[columns.group]!r}"
+            raise ValueError(f"group_column: {told}, expected one in each such row, as scores of a group are compared")
         samples.append(cells[columns.sample])
         scores.append(score)
         lines.append(line)

@@ -175,7 +175,8 @@ def _pairs(words: Sequence[str], check: Callable[[str], None]) -> Iterator[tuple
     for word in left:
         name, joined, value = word.removeprefix("--").partition("=")
         if not word.startswith("--"):
-            raise UsageError(f"unrecognized arguments: {word}")
+            hint = f"; a further file is given as --config={word}" if word.endswith((".yaml", ".yml")) else ""
+            raise UsageError(f"unrecognized arguments: {word}{hint}")
         if not joined and name != "print_config":
             value = next(left, "--")
             if value.startswith("--"):

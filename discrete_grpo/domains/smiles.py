@@ -15,6 +15,10 @@ from rdkit.rdBase import BlockLogs
 __all__ = ["as_given_to", "canonical_samples", "parse", "parse_all", "parse_smiles", "reserve", "to_smiles"]
 
 
+LONGEST = 5000
+"""Characters of the longest text that is read as a molecule. The time of RDKit's canonical order is quadratic, about 2 s here."""
+
+
 def as_given_to(function: object) -> Callable[[Chem.Mol], Chem.Mol]:
     """How a parsed molecule, which is shared, is given to a function: as a copy, but as it is to one of this package."""
     ours = str(getattr(function, "__module__", "")).startswith("discrete_grpo.")
@@ -24,12 +28,13 @@ def as_given_to(function: object) -> Callable[[Chem.Mol], Chem.Mol]:
 def parse_smiles(text: str) -> Chem.Mol | None:
     r"""The sanitised molecule of a SMILES string, connected or not; None if it does not parse, is empty or holds blanks.
 
-    Text with other characters than printable ASCII is no molecule: RDKit drops those at the ends and parses the rest.
+    Text with other characters than printable ASCII is no molecule: RDKit drops those at the ends and parses the rest. Nor is one
+    of more than 5,000 characters: hundreds of thousands keep RDKit busy for hours, in a call that no signal ends.
 
     >>> parse_smiles("CCO").GetNumAtoms(), parse_smiles("CC\N{CYRILLIC CAPITAL LETTER O}"), parse_smiles("CC O")
     (3, None, None)
     """
-    if not text or not (text.isascii() and text.isprintable()) or " " in text:
+    if not text or len(text) > LONGEST or not (text.isascii() and text.isprintable()) or " " in text:
         return None
     with BlockLogs():
         mol = Chem.MolFromSmiles(text)

@@ -209,7 +209,8 @@ def _recognised(file: str | Path, max_bytes: int) -> Family:
 def _read(family: Family, file: str | Path, options: FileOptions) -> tuple[Sequence[Any], Any]:
     if family.read is None:
         raise ValueError(f"file: {file}, expected a list: samples of the kind {family.name} are not read from files")
-    return family.read(str(file), options)
+    with told_as("file"):
+        return family.read(str(file), options)
 
 
 def _check_options(family: Family, options: FileOptions) -> None:

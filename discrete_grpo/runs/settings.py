@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from discrete_grpo.core.json_files import read_json
 from discrete_grpo.core.processes import is_first
 from discrete_grpo.runs.console import print_notes
+from discrete_grpo.runs.files import real_name
 from discrete_grpo.runs.folder import PARTS, REWARDS, SETTINGS
 from discrete_grpo.runs.recorder import write_json, write_text
 
@@ -23,7 +24,14 @@ __all__ = [
 ]
 
 
-def tell_changed_settings(folder: Path, settings: Mapping[str, Any], *, resume: bool, fixed: Sequence[str] = ()) -> dict[str, Any]:
+def tell_changed_settings(
+    folder: Path,
+    settings: Mapping[str, Any],
+    *,
+    resume: bool,
+    fixed: Sequence[str] = (),
+    check: Callable[[Mapping[str, Any]], object] | None = None,
+) -> dict[str, Any]:
     """Store the settings of a new run, or print one line for each changed setting of a resumed run and store the new value.
 
     Args:
@@ -31,6 +39,8 @@ def tell_changed_settings(folder: Path, settings: Mapping[str, Any], *, resume: 
         settings: numbers, texts, lists and mappings by name.
         resume: whether the run is resumed.
         fixed: names of settings that a resumed run keeps, whatever is given.
+        check: called with the previous values of the changed settings before anything is printed or stored; what it raises is
+            passed on.
 
     Returns:
         The previous values of the changed settings, by name.
@@ -38,6 +48,8 @@ def tell_changed_settings(folder: Path, settings: Mapping[str, Any], *, resume: 
     before = (read_json(folder / SETTINGS) or {}) if resume else {}
     now = flat_settings(json.loads(json.dumps(settings, default=str)))  # in the form in which they are read from a file
     others = {name: before[name] for name, value in now.items() if before.get(name, value) != value}
+    if check is not None:
+        check(others)
     for name, old in others.items():
         goes_on = f"was {old} in the run so far, is {now[name]} from here on"
         print_notes([f"{name}: {f'{now[name]} is not used, the run goes on with {old}' if name in fixed else goes_on}"])
@@ -60,9 +72,10 @@ def put_back_on_refusal(folder: Path) -> Iterator[None]:
         raise
 
 
-def checkpoints_in(folder: Path) -> list[Path]:
-    """The folders of the checkpoints of a run, those of its parts included."""
-    return sorted(path for part in ("", *PARTS) for path in (folder / part / "checkpoints").glob("*"))
+def checkpoints_in(folder: Path) -> set[Path]:
+    """Paths of the checkpoints of a run, those of its parts included; unfinished ones that killed writes left do not count."""
+    found = (path for part in ("", *PARTS) for path in (folder / part / "checkpoints").glob("*"))
+    return {path.with_name(name) for path in found if not (name := real_name(path)).startswith(".")}
 
 
 def tell_new_folder(folder: Path) -> None:

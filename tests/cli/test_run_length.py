@@ -52,6 +52,21 @@ def test_a_finished_training_goes_on_to_the_bits_of_a_longer_one(capsys: pytest.
     assert outcome("run") == outcome("long")
 
 
+def test_a_refused_number_of_updates_changes_nothing_although_a_killed_write_left_a_folder(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    steps = ["--pretrain.max_steps=4", "--pretrain.save_steps=1", "--evaluation_samples=0"]
+    assert main(["pretrain", "enumerated-tiny", *PRETRAIN, *steps, "--output_dir=p"]) == 0
+    before = {name: Path("p", name).read_bytes() for name in ("config.yaml", "settings.json")}
+    Path("p/checkpoints/.step-00000005.0123abcd.tmp").mkdir()
+    capsys.readouterr()
+    assert main(["resume", "p", "--pretrain.max_steps=2"]) == 2
+    assert capsys.readouterr().err == (
+        "discrete-grpo: error: pretrain.max_steps: 2, expected at least 4, the updates that were made\n"
+    )
+    assert {name: Path("p", name).read_bytes() for name in before} == before
+
+
 def test_a_pretraining_that_goes_on_says_what_its_learning_rate_does(capsys: pytest.CaptureFixture[str]) -> None:
     steps = ["--pretrain.max_steps=2", "--pretrain.warmup_steps=0", "--pretrain.learning_rate=0.1", "--evaluation_samples=0"]
     assert main(["pretrain", "enumerated-tiny", *PRETRAIN, *steps, "--output_dir=p"]) == 0

@@ -62,6 +62,7 @@ def test_a_quoted_cell_may_hold_the_delimiter(tmp_path: Path) -> None:
         ("smiles,y\nC,1\nCC,>5\n", {}, "score_column: line 3 of .* holds '>5' in 'y', expected a number or nothing"),
         ("smiles,y\nC,1_0\n", {}, "line 2 of .* holds '1_0'"),
         ("smiles,y\nC,inf\n", {}, "line 2 of .* holds 'inf'"),
+        ("smiles,y,g\nC,1,a\nCC,,\nCO,1,\n", {"group_column": "g"}, "group_column: line 4 of .* a score and no group in 'g', exp"),
         ("smiles,y\n", {}, "has no rows below its header"),
         ("\n", {}, "is empty"),
         ("smiles,y\nC,\nCC,nan\n", {}, "has no score in its 2 rows"),

@@ -3,7 +3,7 @@
 import pytest
 
 from discrete_grpo.domains.molecules import Vocabulary, encode
-from discrete_grpo.domains.smiles import canonical_samples, parse, parse_smiles
+from discrete_grpo.domains.smiles import LONGEST, canonical_samples, parse, parse_smiles
 
 
 def test_parse_wants_one_connected_molecule() -> None:
@@ -11,6 +11,12 @@ def test_parse_wants_one_connected_molecule() -> None:
     assert [parse(s) for s in ("", "C.C", "C C", "CCO name", "c1cccc1", None)] == [None] * 6
     with pytest.raises((ValueError, TypeError), match="sample"):  # TypeError: the beartype run
         parse(3)  # type: ignore[arg-type]
+
+
+def test_text_too_long_to_canonicalise_is_no_molecule() -> None:
+    assert parse_smiles("C" * LONGEST) is not None
+    assert parse_smiles("C" * (LONGEST + 1)) is None
+    assert canonical_samples(["C" * 10**6, "CC"]) == [None, "CC"]
 
 
 @pytest.mark.parametrize("text", ["CC\u041e", "C\x00", "\x01CC", "CC\u200b", "\u00e9CC", "CC\x1f", "CC\t", " CC"])

@@ -169,6 +169,10 @@ def test_pretraining_says_that_it_goes_on_with_other_data(tmp_path: Path, capsys
     path.write_text("\n".join(lines * 3) + "\n")
     dg.pretrain(replace(recipe, data=str(path), pretrain=replace(recipe.pretrain, max_steps=4)), resume=True)
     assert "samples of the data: was 10 in the run so far, is 30 from here on" in capsys.readouterr().err
+    path.write_text("CCC\nCCCC\n")  # without N and O the alphabet is smaller
+    told = r"^policy: names or shapes of its weights differ .*; the data have 2 samples and had 30, and the alphabet and sizes"
+    with pytest.raises(ValueError, match=told):
+        dg.pretrain(replace(recipe, data=str(path), pretrain=replace(recipe.pretrain, max_steps=6)), resume=True)
 
 
 def test_other_scored_data_are_not_used_and_that_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -188,6 +192,9 @@ def test_other_scored_data_are_not_used_and_that_is_said(tmp_path: Path, capsys:
     run_train(replace(recipe, data=str(tmp_path / "second.csv"), offline_steps=2), resume=True)
     told = capsys.readouterr().err
     assert f"data: {tmp_path / 'second.csv'} is not used, the run goes on with {tmp_path / 'first.csv'}" in told
+    before = recipe.grpo.max_steps
+    with pytest.raises(ValueError, match=rf"^grpo.max_steps: 7, expected {before} as in the run .* those of offline_steps"):
+        run_train(replace(recipe, offline_steps=2, grpo=replace(recipe.grpo, max_steps=7)), resume=True)
 
 
 def test_runs_of_off_line_updates_are_runs(tmp_path: Path) -> None:

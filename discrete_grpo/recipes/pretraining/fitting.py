@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
+from discrete_grpo.core.json_files import read_json
 from discrete_grpo.core.processes import is_first
 from discrete_grpo.recipes.families import family_of, run_family
 from discrete_grpo.recipes.run_length import check_run_length
 from discrete_grpo.recipes.sample import as_text, sample_policy
-from discrete_grpo.runs.checkpoint import withdraw_export
+from discrete_grpo.runs.checkpoint import CheckpointError, withdraw_export
 from discrete_grpo.runs.console import print_table
-from discrete_grpo.runs.folder import EVALUATION, EVALUATION_TABLES, check_free, check_unused
+from discrete_grpo.runs.folder import EVALUATION, EVALUATION_TABLES, SETTINGS, check_free, check_unused
 from discrete_grpo.runs.lock import locked_folder
 from discrete_grpo.runs.recorder import read_evaluation, write_json, write_table, write_text
 from discrete_grpo.runs.settings import tell_changed_settings
@@ -23,6 +26,8 @@ from discrete_grpo.training.pretrain import Dataset, Pretrainer
 
 __all__ = ["Measure", "PretrainSettings", "fit", "fresh_metrics"]
 
+SIZE = "samples of the data"
+"""Name of the number of samples among the settings of a run."""
 Measure: TypeAlias = Callable[[Any], tuple[Mapping[str, float], Sequence[Any]]]
 """Function that returns the metrics of a policy and the samples they were computed from, which may be empty."""
 
@@ -127,13 +132,14 @@ def _fit(
         check_unused(folder)
         for name, text in files.items():
             check_free(folder / name, text.encode())
-    trainer = Pretrainer(policy, data, recipe.pretrain, folder, metadata=metadata, resume=resume, evaluate=kept)
+    with _data_named(folder, len(data)):
+        trainer = Pretrainer(policy, data, recipe.pretrain, folder, metadata=metadata, resume=resume, evaluate=kept)
     if trainer.processes.first:
         if is_dataclass(recipe):
             settings = {name: value for name, value in asdict(recipe).items() if name != "output_dir"}
-            settings |= {"samples of the data": len(data), **facts}
-            changed = tell_changed_settings(folder, settings, resume=resume)
-            check_run_length(folder, "pretrain", recipe.pretrain, changed)
+            settings |= {SIZE: len(data), **facts}
+            check = partial(check_run_length, folder, "pretrain", recipe.pretrain)
+            tell_changed_settings(folder, settings, resume=resume, check=check)
         for name, text in files.items():
             write_text(folder / name, text)
         if trainer.step < recipe.pretrain.max_steps:  # a run that had ended and is extended
@@ -146,6 +152,18 @@ def _fit(
     best = recipe.pretrain.load_best_model_at_end  # other weights than those of the last checkpoint
     trainer.processes.run_all(lambda: _finish(folder, kept, trainer.averaged, best) if trainer.processes.first else None)
     return exported
+
+
+@contextmanager
+def _data_named(folder: Path, size: int) -> Iterator[None]:
+    """Add to the error of a checkpoint that does not fit that the data of the run have changed, if their number has."""
+    try:
+        yield
+    except CheckpointError as error:
+        if (before := (read_json(folder / SETTINGS) or {}).get(SIZE, size)) != size:
+            told = f"the data have {size} samples and had {before}, and the alphabet and sizes of a policy come from its data"
+            error.args = (f"{error}; {told}",)
+        raise
 
 
 def _forget(folder: Path) -> None:

@@ -54,7 +54,7 @@ class TextOptions:
         tokens: what a token is: one of the ``characters``, or a token of ``smiles``.
         num_lines: number of sentences to generate; files are read whole.
         block_size: the longest text in tokens; None means the longest line.
-        long_lines: whether a longer line is an ``error`` or is ``split``.
+        long_lines: whether a line longer than ``block_size`` is an ``error`` or is ``split``.
         network: sizes of the transformer.
         pretrain: settings of the training loop.
         data_name: name kept with the checkpoint; None means that of ``data``.
@@ -78,6 +78,8 @@ class TextOptions:
         check_sizes("network", self.network, EncoderSizes)
         check_fields(self, "num_lines block_size max_bytes", least=1)
         check_choices(self)
+        if self.long_lines == "split" and self.block_size is None:
+            raise ValueError("long_lines: 'split', expected 'error' without a block_size, as then no line is too long")
 
 
 def split_lines(options: TextOptions, held_out: int, tokenizer: Tokenizer | None = None) -> tuple[TextDataset, list[str]]:
