@@ -15,7 +15,7 @@ from torch_geometric.data import Data
 
 from discrete_grpo.datasets.graph_files import read_graph_objects, to_graphml, to_node_link
 from discrete_grpo.datasets.own_digraphs import own_digraphs
-from discrete_grpo.datasets.own_graphs import OwnGraphs, labelled_splits, own_graphs
+from discrete_grpo.datasets.own_graphs import OwnGraphs, is_own, labelled_splits, own_graphs
 from discrete_grpo.datasets.values import file_of_values
 from discrete_grpo.domains.named_graphs import Labels, batch_to_lines, lines_to_batch
 from tests.labelled_sets import COLOURS, KINDS, as_data, coloured, relabelled, write_all
@@ -366,3 +366,13 @@ def test_the_share_of_graphs_that_samples_are_compared_with_is_the_one_that_is_a
     for share in (0.1, 0.25, 0.5):
         found = labelled_splits(own, share)
         assert (len(found.train), len(found.test)) == (20 - round(20 * share), round(20 * share))
+
+
+def test_networkx_gives_back_the_names_of_classes(tmp_path: Path) -> None:
+    found = own_graphs(GRAPHS).networkx(range(len(GRAPHS)))
+    for one, given in zip(found, map(relabelled, GRAPHS), strict=True):
+        assert dict(one.nodes(data="label")) == dict(given.nodes(data="label"))
+        assert {frozenset(e[:2]): e[2] for e in one.edges(data="label")} == {
+            frozenset(e[:2]): e[2] for e in given.edges(data="label")
+        }
+    assert [is_own(tmp_path), is_own(tmp_path / "set.gml"), is_own(tmp_path / "set.npz")] == [True, True, False]

@@ -6,6 +6,7 @@ import gzip
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from rdkit.Chem import rdDistGeom, rdForceFieldHelpers
 
 from discrete_grpo.datasets import spatial
 from discrete_grpo.datasets.spatial import SpatialStatistics, conformers, load_spatial, spatial_statistics
+from discrete_grpo.datasets.spatial_fields import bond_shares, fits
 from discrete_grpo.domains.force_field import relax
 from discrete_grpo.domains.spatial_files import to_sdf, to_xyz
 from discrete_grpo.domains.spatial_molecules import SpatialMolecule, smiles_of
@@ -155,7 +157,7 @@ def test_broken_molecules_of_a_file_are_counted(tmp_path: Path) -> None:
     assert found.sources == (0, 2)
     assert [k for k, _ in found.broken] == [1, 3]
     assert "0.010 Å apart" in found.broken[0][1]
-    assert "does not sanitise" in found.broken[1][1]
+    assert found.broken[1][1] == "does not sanitise"
     with pytest.raises(ValueError, match=r"has 2 of 4 records that are no molecule \(50\.0%, max_broken 5\.0%\): record 2: "):
         load_spatial(path)
 
@@ -198,3 +200,20 @@ def test_no_statistics_of_nothing() -> None:
     for nothing in ([], [SpatialMolecule((), (), (), ())]):
         with pytest.raises(ValueError, match=f"molecules: {len(nothing)} with 0 atoms, expected at least one atom"):
             spatial_statistics(nothing)
+
+
+def test_a_policy_can_draw_what_its_statistics_have() -> None:
+    oxygen = SpatialMolecule(("O", "O"), (0, 0), ((0, 1, 2),), ((0, 0, 0), (1.2, 0, 0)))
+    carbon = SpatialMolecule(("C",) * 4, (0,) * 4, tuple((k, k + 1, 1) for k in range(3)), tuple((1.5 * k, 0, 0) for k in range(4)))
+    nitrogen = SpatialMolecule(("O", "O"), (0, 0), ((0, 1, 3),), ((0, 0, 0), (1.2, 0, 0)))
+    stats = spatial_statistics([oxygen, carbon])
+    assert bond_shares(stats) == stats.bond_marginal[:3]
+    assert fits(oxygen, stats)
+    assert fits(carbon, stats)
+    assert not fits(nitrogen, stats)  # a triple bond
+    for n in (3, 5):  # between the sizes, and beyond them
+        assert not fits(SpatialMolecule(("C",) * n, (0,) * n, (), tuple((1.5 * k, 0, 0) for k in range(n))), stats)
+    assert not fits(replace(oxygen, charges=(0, 1)), stats)
+    assert not fits(replace(oxygen, symbols=("O", "S")), stats)
+    lone = SpatialMolecule(("He", "He"), (0, 0), (), ((0, 0, 0), (3, 0, 0)))
+    assert bond_shares(spatial_statistics([lone])) == (1.0, 0.0)

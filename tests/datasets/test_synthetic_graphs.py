@@ -66,6 +66,14 @@ def test_block_model_densities() -> None:
     assert max(sizes) <= 200
 
 
+def test_the_laws_without_arguments_are_the_published_ones() -> None:
+    for seed in range(8):
+        published = stochastic_block_model(rng(seed), communities=(2, 5), sizes=(20, 40), p_in=0.3, p_out=0.005)
+        assert nx.utils.graphs_equal(stochastic_block_model(rng(seed)), published)
+        assert nx.utils.graphs_equal(two_communities(20, rng(seed)), two_communities(20, rng(seed), p_in=0.7, p_out=0.05))
+    assert {len(g) for g in make_splits("community-20").train} == {12, 14, 16, 18, 20}
+
+
 def test_two_communities_have_a_bridge() -> None:
     for seed in range(30):
         graph = two_communities(12, rng(seed), p_out=0.0)
@@ -115,6 +123,8 @@ def test_dataset_and_statistics() -> None:
     assert data.batch([1]).edges[0].tolist() == [[int(i != j) for j in range(4)] for i in range(4)]
     assert data.batch(slice(0, 1)).edges.tolist() == [[[0, 1], [1, 0]]]
     assert data.batch(torch.tensor([2])).edges.tolist() == [[[0, 1], [1, 0]]]
+    turned = nx.Graph([(2, 0), (0, 1)])
+    assert dataset_from_networkx([turned]).batch([0]).edges.tolist() == [[[0, 1, 0], [1, 0, 1], [0, 1, 0]]]
     found = graph_statistics(data)
     assert found.node_counts == pytest.approx((0, 0, 2 / 3, 0, 1 / 3))
     assert found.edge_marginal == pytest.approx((0.0, 1.0))
@@ -151,6 +161,7 @@ def test_npz_comes_back(stored: Path) -> None:
     assert nx.utils.graphs_equal(found.test[0], nx.complete_graph(4))
 
 
+SIZES = (("val", "node", 3), ("val", "edge", 2), ("test", "node", 4), ("test", "edge", 6))
 EDGES = np.array([[0, 1], [1, 2], [0, 1], [0, 2], [0, 3], [1, 2], [1, 3], [2, 3]])
 
 
@@ -169,6 +180,9 @@ EDGES = np.array([[0, 1], [1, 2], [0, 1], [0, 2], [0, 3], [1, 2], [1, 3], [2, 3]
         ({"train_offsets": np.array([0, 5, 2, 8])}, r"train: .*expected \[G\], "),
         ({"train_edges": EDGES.astype(float)}, r"train: .*expected whole numbers"),
         ({"test_num_nodes": np.array([-4])}, "test: least num_nodes: -4"),
+        ({"train_node_classes": np.zeros(9, int)}, "train_edge_classes: no such array, expected whole numbers or text of shape"),
+        ({"train_node_classes": np.zeros(8, int), "train_edge_classes": np.zeros(8, int)}, r"train_node_classes: .*\(9,\)"),
+        ({"train_node_classes": np.zeros(9, int), "train_edge_classes": np.zeros(8)}, "train_edge_classes: float64"),
     ],
 )
 def test_broken_npz(stored: Path, arrays: dict[str, np.ndarray | None], said: str) -> None:
@@ -189,9 +203,28 @@ def test_files_that_are_no_npz(tmp_path: Path) -> None:
 def test_classes_are_those_of_their_nodes_in_any_order(tmp_path: Path) -> None:
     graph = nx.Graph([(2, 0), (0, 1)])
     nx.set_node_attributes(graph, {0: "zero", 1: "one", 2: "two"}, "label")
-    nx.set_edge_attributes(graph, "e", "label")
+    nx.set_edge_attributes(graph, {(2, 0): "far", (0, 1): "near"}, "label")
     write_npz(tmp_path / "few.npz", GraphSplits((graph,), (graph,), (graph,)))
-    assert dict(read_npz(tmp_path / "few.npz").train[0].nodes(data="label")) == {0: "zero", 1: "one", 2: "two"}
+    found = read_npz(tmp_path / "few.npz").train[0]
+    assert dict(found.nodes(data="label")) == {0: "zero", 1: "one", 2: "two"}
+    assert sorted(found.edges(data="label")) == [(0, 1, "near"), (0, 2, "far")]
+
+
+def test_classes_of_edges_are_those_of_their_graph_and_row(stored: Path) -> None:
+    kinds, nodes = np.array(list("abcdefgh")), np.array(list("rstuvwxyz"))
+    edges = EDGES.copy()
+    edges[:2] = [[2, 1], [1, 0]]
+    path = changed(
+        stored,
+        train_edges=edges,
+        train_edge_classes=kinds,
+        train_node_classes=nodes,
+        **{f"{split}_{part}_classes": np.array(["k"] * n) for split, part, n in SIZES},
+    )
+    first, _, last = read_npz(path).train
+    assert {frozenset(e[:2]): e[2] for e in first.edges(data="label")} == {frozenset((1, 2)): "a", frozenset((0, 1)): "b"}
+    assert [last.edges[tuple(e)]["label"] for e in EDGES[2:].tolist()] == list("cdefgh")
+    assert [c for _, c in last.nodes(data="label")] == list("wxyz")
 
 
 def test_graphs_of_one_node_have_statistics() -> None:

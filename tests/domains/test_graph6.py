@@ -5,11 +5,21 @@ import numpy as np
 import pytest
 import torch
 
-from discrete_grpo.domains.graph6 import adjacency, adjacency_to_graph6, batch_to_graph6, from_graph6, graph6
+from discrete_grpo.domains.graph6 import (
+    adjacency,
+    adjacency_to_graph6,
+    batch_to_graph6,
+    from_graph6,
+    graph6,
+    graphs_to_batch,
+    node_count,
+    read_codes,
+    write_codes,
+)
 from discrete_grpo.domains.graphs import GraphBatch
 
 SIZES = [0, 1, 2, 3, 4, 5, 7, 16, 61, 62, 63, 64, 150]
-UNREADABLE = ["", "  ", "B", "Bgg", "~", "~~", "~?", "~~??", "é", "B!", "&BP", ":Fa@x^", "CCO", "B\ng", "~~~~~~~~"]
+UNREADABLE = ["", "  ", "B", "Bgg", "~", "~~", "~?", "~~??", "é", "B!", "&BP", ":Fa@x^", "CCO", "B\ng", "~~~~~~~~", "B\x7f"]
 
 
 @pytest.mark.parametrize("n", SIZES)
@@ -65,3 +75,36 @@ def test_batch_is_decoded_without_padding() -> None:
     lines = batch_to_graph6(GraphBatch(torch.zeros(2, 3, dtype=torch.long), edges, mask))
     assert [sorted(from_graph6(line).edges) for line in lines] == [[(0, 1)], [(1, 2)]]
     assert [len(from_graph6(line)) for line in lines] == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("n", "codes"),
+    [
+        (62, [125]),
+        (63, [126, 63, 63, 126]),
+        (12345, [126, 66, 63, 120]),
+        (258047, [126, 125, 126, 126]),
+        (258048, [126, 126, 63, 63, 63, 126, 63, 63]),
+        (460175067, [126, 126, 63, 90, 90, 90, 90, 90]),
+    ],
+)
+def test_large_numbers_of_nodes_are_written_as_in_the_description(n: int, codes: list[int]) -> None:
+    text = write_codes(n, np.zeros(0, dtype=bool))
+    assert list(text.encode()) == codes
+    assert read_codes(text, lambda n: 0, text, "graph6")[1:] == (len(codes), n)
+
+
+def test_a_small_number_of_nodes_may_be_written_long() -> None:
+    for text in ("Bg", "~??Bg", "~~?????Bg"):
+        assert node_count(text) == 3
+        assert sorted(from_graph6(text).edges) == [(0, 1), (1, 2)]
+
+
+def test_graphs_of_several_sizes_survive_a_batch() -> None:
+    lines = ["Bg", "C~", "@", "A_"]
+    batch = graphs_to_batch(lines)
+    assert batch.sizes.tolist() == [3, 4, 1, 2]
+    assert batch_to_graph6(batch) == lines
+    assert not batch.edges[0, 3].any()
+    with pytest.raises(ValueError, match=r"graph: 'Bg nodes=0,1,0 edges=1,1', expected a plain graph or a graph6 line"):
+        graphs_to_batch(["Bg nodes=0,1,0 edges=1,1"])

@@ -73,3 +73,30 @@ def test_graphs_of_networkx_with_other_classes_are_refused_as_lines_are(node: in
     nx.set_edge_attributes(graph, edge, "label")
     with pytest.raises(ValueError, match=said):
         labelled_graphs.graphs_to_batch([graph])
+
+
+def test_batches_come_back_from_their_lines() -> None:
+    graphs = batch(3, [4, 1, 6])
+    lines = labelled_graphs.batch_to_lines(graphs)
+    found = labelled_graphs.graphs_to_batch([f"{line}\n" for line in lines])
+    assert found.nodes.tolist() == graphs.nodes.tolist()
+    assert found.edges.tolist() == graphs.edges.tolist()
+    assert found.mask.tolist() == graphs.mask.tolist()
+
+
+def test_nodes_of_networkx_are_taken_in_their_order() -> None:
+    graph = nx.Graph()
+    graph.add_nodes_from([(2, {"label": 3}), (0, {"label": 4}), (1, {"label": 5})])
+    graph.add_edge(2, 1, label=6)
+    found = labelled_graphs.graphs_to_batch([graph])
+    assert found.nodes.tolist() == [[3, 4, 5]]
+    assert found.edges.tolist() == [[[0, 0, 6], [0, 0, 0], [6, 0, 0]]]
+
+
+@pytest.mark.parametrize("part", ["nodes", "edges"])
+def test_classes_that_are_no_whole_numbers_are_refused(part: str) -> None:
+    graph = nx.path_graph(2)
+    nx.set_node_attributes(graph, 0.5 if part == "nodes" else 1, "label")
+    nx.set_edge_attributes(graph, 1.5 if part == "edges" else 1, "label")
+    with pytest.raises(ValueError, match="expected a whole number as the label of every node and edge"):
+        labelled_graphs.graphs_to_batch([graph])

@@ -105,6 +105,13 @@ def test_labels_are_checked_and_stored() -> None:
     with pytest.raises(ValueError, match=r"graphs\[1\]: node class 'c', expected one of a, b"):
         lines_to_batch(["Bg nodes=a,b,a edges=x,y", "Bg nodes=a,c,a edges=x,y"], LABELS)
     assert ordered_names(["-1", "10", "2"]) == ["-1", "2", "10"]
+    alike = [f"{'0' * k}1" for k in range(8)]
+    assert ordered_names(alike) == alike[::-1]
+
+
+def test_labels_are_plain_where_they_say_nothing() -> None:
+    for nodes, edges, plain in ((("0",), (), True), (("0",), ("1",), True), (("0",), ("x",), False), (("1",), ("1",), False)):
+        assert Labels(nodes, ("no edge", *edges)).plain is plain
 
 
 @pytest.mark.parametrize("text", ["Bg nodes=a,b edges=x,y", "Bg nodes=a,b,a edges=x", "Bg nodes=a,b,a", "B nodes=a edges=", ""])

@@ -3,7 +3,7 @@
 import pytest
 
 from discrete_grpo.domains.molecules import Vocabulary, encode
-from discrete_grpo.domains.smiles import LONGEST, canonical_samples, parse, parse_smiles
+from discrete_grpo.domains.smiles import LONGEST, canonical_samples, parse, parse_smiles, to_smiles
 
 
 def test_parse_wants_one_connected_molecule() -> None:
@@ -25,3 +25,11 @@ def test_text_that_is_not_printable_ascii_is_no_molecule(text: str) -> None:
     assert parse_smiles(text) is None
     with pytest.raises(ValueError, match=r"smiles\[0\]: .*, expected a SMILES string that RDKit parses"):
         encode([text], Vocabulary(("C",)))
+
+
+def test_a_molecule_keeps_what_its_smiles_leaves_out() -> None:
+    mol = parse("[2H]C[C@H](F)[CH2:1]Cl")
+    assert mol is not None
+    whole = to_smiles(mol)
+    assert to_smiles(mol, stereo=False) == "CC(F)CCl"
+    assert to_smiles(mol) == whole  # parsed molecules are shared

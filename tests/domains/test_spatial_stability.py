@@ -65,6 +65,46 @@ def test_an_unknown_charge_counts_as_neutral_for_midi() -> None:
     assert not midi_stable(alone("He", 0, []))[0]
 
 
+PUBLISHED: dict[str, int | list[int] | dict[int, int | list[int]]] = {
+    "H": {0: 1, 1: 0, -1: 0},
+    "C": {0: [3, 4], 1: 3, -1: 3},
+    "N": {0: [2, 3], 1: [2, 3, 4], -1: 2},
+    "O": {0: 2, 1: 3, -1: 1},
+    "F": {0: 1, -1: 0},
+    "B": 3,
+    "Al": 3,
+    "Si": 4,
+    "P": {0: [3, 5], 1: 4},
+    "S": {0: [2, 6], 1: [2, 3], 2: 4, 3: 5, -1: 3},
+    "Cl": 1,
+    "As": 3,
+    "Br": {0: 1, 1: 2},
+    "I": 1,
+    "Hg": [1, 2],
+    "Bi": [3, 5],
+    "Se": [2, 4, 6],
+}
+"""``allowed_bonds`` of MiDi's code, midi/analysis/rdkit_functions.py."""
+
+
+@pytest.mark.parametrize("symbol", PUBLISHED)
+def test_the_table_of_midi_is_the_published_one(symbol: str) -> None:
+    row = PUBLISHED[symbol]
+    for charge in range(-2, 4):
+        bonds = row.get(charge, row[0]) if isinstance(row, dict) else row
+        wanted = bonds if isinstance(bonds, list) else [bonds]
+        assert [n for n in range(8) if midi_stable(alone(symbol, charge, [1] * n))[0]] == wanted
+
+
+def test_sums_of_aromatic_bonds_are_rounded_down_for_midi() -> None:
+    assert midi_stable(alone("N", 0, [4, 1, 1]))[0]  # 3.5
+    assert not midi_stable(alone("O", 0, [4]))[0]  # 1.5
+
+
+def test_metals_are_stable_with_any_bonds() -> None:
+    assert octet_stable(alone("Fe", 0, [1, 1]))[0]
+
+
 @pytest.mark.parametrize("aromatic", [False, True])
 @pytest.mark.parametrize("smiles", [*SMILES, "c1ccncc1", "O=c1cc[nH]cc1", "[NH3+]CC(=O)[O-]"])
 def test_real_molecules_are_stable(smiles: str, aromatic: bool) -> None:

@@ -159,6 +159,8 @@ def test_huggingface_ends_can_be_named(tmp_path: Path) -> None:
     policy = import_huggingface(tmp_path, bos="#", eos="<pad>")
     vocabulary = word_tokenizer()[0].get_vocab()
     assert cast(HuggingFaceLM, policy.network).ids[[BOS, EOS]].tolist() == [vocabulary["#"], vocabulary["<pad>"]]
+    assert "#" not in policy.tokenizer.tokens
+    assert "#" not in import_huggingface(tmp_path, bos="<pad>", eos="#").tokenizer.tokens
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"bos": "X"}, "bos: 'X', expected a token of the vocabulary"),
         ({"max_length": 15}, r"max_length: 15, expected 1 to 14 \(positions of the model\)"),
@@ -168,6 +170,28 @@ def test_huggingface_ends_can_be_named(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=said) as error:
             import_huggingface(tmp_path, **change)
         one_line(error)
+
+
+def test_ends_that_the_tokenizer_puts_count_before_those_it_names(tmp_path: Path) -> None:
+    made, special = piece_tokenizer()
+    hugging(tmp_path / "one", lambda: (made, special | {"bos_token": "[UNK]", "eos_token": "[UNK]"}), "llama")
+    policy = import_huggingface(tmp_path / "one")
+    assert cast(HuggingFaceLM, policy.network).ids[[BOS, EOS]].tolist() == [1, 2]
+    tk = pytest.importorskip("tokenizers")
+    ends = [("[CLS]", 1), ("[SEP]", 2)]
+    made.post_processor = tk.processors.TemplateProcessing(single="[CLS] [SEP] $A [SEP]", special_tokens=ends)
+    hugging(tmp_path / "two", lambda: (made, special), "llama")
+    with pytest.raises(ValueError, match="the tokenizer puts 2 tokens before and 1 behind a text, expected 0 or 1"):
+        import_huggingface(tmp_path / "two")
+
+
+def test_a_tokenizer_of_one_id_more_than_the_model_has_is_refused(tmp_path: Path) -> None:
+    size = len(word_tokenizer()[0].get_vocab())
+    hugging(tmp_path / "equal", word_tokenizer, "gpt2", vocab_size=size)
+    assert import_huggingface(tmp_path / "equal").max_length > 0
+    hugging(tmp_path / "more", word_tokenizer, "gpt2", vocab_size=size - 1)
+    with pytest.raises(CheckpointError, match=f"ids up to {size - 1}, expected less than {size - 1}"):
+        import_huggingface(tmp_path / "more")
 
 
 def test_huggingface_pickles_are_refused(tmp_path: Path) -> None:

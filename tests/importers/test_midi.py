@@ -136,6 +136,20 @@ def test_what_the_file_states_is_taken(tmp_path: Path, data: Path, theirs: Any) 
     assert (given.diffusion_steps, given.num_steps, given.network.checkpoint_layers) == (20, 7, True)
 
 
+def test_what_the_file_does_not_state_is_as_published(tmp_path: Path, data: Path) -> None:
+    torch.save(weights(), tmp_path / "bare.pt")
+    data.write_text(json.dumps(DATA | {"charges": [-1, 0, 2]}))
+    made = import_midi(tmp_path / "bare.pt", statistics=data, schedule="adaptive")
+    assert made.exponents == {"positions": 2.5, "atom": 1.0, "charge": 1.0, "bond": 1.5}
+    assert made.weights == {"positions": 3.0, "atom": 0.4, "charge": 1.0, "bond": 2.0}
+    assert (made.diffusion_steps, made.num_steps) == (500, 500)
+    assert (made.statistics.charges, made.statistics.position_std) == ((-1, 0, 2), 1.0)  # positions are in Å
+    positions = made.policy.positions
+    assert positions is not None
+    assert positions.weight == 3.0
+    assert [field.weight for field in (*made.policy.node_fields, *made.policy.edge_fields)] == [0.4, 1.0, 2.0]
+
+
 def test_the_noise_is_the_published_one(tmp_path: Path, data: Path) -> None:
     made = import_midi(checkpoint(tmp_path / "x.ckpt", weights()), statistics=data)
     grid = torch.arange(41, dtype=torch.float64) / 40
@@ -259,6 +273,8 @@ def test_options_that_do_not_fit_are_named(tmp_path: Path, data: Path) -> None:
         ({"node_counts": [1, 1]}, "expected shares of 0, 1, 2, ... atoms, the first 0"),
         ({"bond_marginal": [1, 1, 1, 1]}, "bond_marginal: 4 classes, expected 5"),
         ({"charge_marginal": [0, 0, 0]}, "charge_marginal: .*, expected shares >= 0 with a positive sum"),
+        ({"charge_marginal": [-1, 2, 1]}, "charge_marginal: .*, expected shares >= 0 with a positive sum"),
+        ({"charges": [-1, 0, 10]}, r"charges: \(-1, 0, 10\), expected different charges of -9 to 9"),
         ({"charge_marginal": ["a", 1, 1]}, "could not convert"),
         ({"colour": 3}, "colour unknown"),
         ({"charges": [0], "charge_marginal": [1]}, "4 atoms, 1 charges and 5 bonds in .*, expected 7 atoms and charges together"),

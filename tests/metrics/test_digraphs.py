@@ -11,7 +11,8 @@ from scipy.stats import wasserstein_distance
 
 from discrete_grpo.datasets.own_digraphs import own_digraphs
 from discrete_grpo.datasets.own_graphs import labelled_splits
-from discrete_grpo.domains.named_graphs import to_line
+from discrete_grpo.datasets.synthetic_graphs import GraphSplits
+from discrete_grpo.domains.named_graphs import named_graph, to_line
 from discrete_grpo.metrics.digraphs import DigraphReference, digraph_shape, distances, evaluate, sample_metrics
 from discrete_grpo.metrics.graph_classes import class_distances, class_shares
 from discrete_grpo.rewards.digraphs import Depth, acyclic, acyclic_share, dag_valid
@@ -109,3 +110,27 @@ def test_without_labels_the_classes_of_training_graphs_do_not_matter_either() ->
     lines = [to_line(g) for g in labelled_splits(own, 0.5).train]
     assert any(" nodes=" in line for line in lines)
     assert evaluate(lines, DigraphReference(labelled_splits(own, 0.5)))["novel"] == 0.0
+
+
+def test_what_is_not_decided_is_no_novel_graph_and_is_counted() -> None:
+    def both_ways(graph: nx.Graph) -> nx.DiGraph:
+        found = nx.DiGraph()
+        found.add_edges_from((int(a), int(b)) for a, b in nx.convert_node_labels_to_integers(graph).to_directed().edges)
+        return found
+
+    rook = both_ways(nx.line_graph(nx.complete_bipartite_graph(4, 4)))
+    steps = ((0, 1), (1, 0), (1, 1))
+    shrikhande = both_ways(nx.Graph([((i, j), ((i + a) % 4, (j + b) % 4)) for i in range(4) for j in range(4) for a, b in steps]))
+    path = nx.DiGraph([(0, 1), (1, 2)])
+    known = DigraphReference(GraphSplits((rook,), (), (path,)), "connected", budget=5)
+    found = evaluate([to_line(shrikhande), to_line(path), to_line(path), CYCLE, LONE], known)  # strongly regular alike
+    assert found["undecided"] == 1 / 5
+    assert (found["valid"], found["unique"], found["novel"], found["vun"]) == (4 / 5, 3 / 4, 2 / 3, 2 / 5)
+    assert (found["acyclic"], found["connected"]) == (3 / 5, 4 / 5)
+    other = DigraphReference(GraphSplits((path,), (), (path,)), "connected", budget=5)
+    assert evaluate([to_line(rook), to_line(shrikhande)], other)["undecided"] == 1 / 2
+
+
+def test_a_node_without_arcs_counts_where_there_are_no_labels() -> None:
+    known = DigraphReference(GraphSplits((named_graph(LONE),), (), (named_graph(PATH),)), "connected")
+    assert evaluate(["&AO"], known)["novel"] == 1.0

@@ -67,6 +67,12 @@ def test_without_edges_nothing_is_said_of_them() -> None:
     assert found["tv_node_class"] == 0.5
     assert math.isnan(found["tv_edge_class"])
     assert math.isnan(found["tv_edge_given_ends"])
+    edge = "A_ nodes=a,a edges=x"
+    for sample, other in (("A? nodes=a,a edges=", edge), (edge, "A? nodes=a,a edges=")):
+        found = class_distances([sample], [other])
+        assert found["tv_node_class"] == 0.0
+        assert math.isnan(found["tv_edge_class"])
+        assert math.isnan(found["tv_edge_given_ends"])
 
 
 def test_evaluation_sees_classes_where_the_reference_has_them() -> None:
@@ -89,7 +95,7 @@ def test_evaluation_sees_classes_where_the_reference_has_them() -> None:
 
 def test_shares_and_unknown_classes() -> None:
     assert class_shares(["Bg nodes=red,blue,red edges=thin,thick"])["node_class_red"] == pytest.approx(2 / 3)
-    assert class_shares(["Bg"]) == {}
+    assert class_shares(["Bg", nx.path_graph(3)]) == {}
     check_classes([to_line(FIRST[0]), None], LABELS)
     for sample, said in (
         ("Bg nodes=blue,blue,red edges=thin,thin", "samples: graph 1: node class 'red', expected one of blue, deep red, green"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import struct
 import zlib
@@ -242,3 +243,25 @@ def test_images_without_a_label_are_no_class() -> None:
     images = [Image(2, 2, bytes([k, 0, 255, 9 * k])) for k in range(8)]
     found = images_metrics.evaluate(images, labels=[0, 0, "a", "a", None, None, "", ""])["class_diversity"]
     assert found == images_metrics.evaluate(images[:4], labels=[0, 0, "a", "a"])["class_diversity"]
+
+
+def test_metrics_of_images_by_hand() -> None:
+    black, white, grey = (Image(2, 2, bytes([level] * 4)) for level in (0, 255, 51))
+    corner = Image(2, 2, bytes([255, 0, 0, 0]))
+    found = images_metrics.evaluate([black, white, None, white, corner], labels=[1, 1, 1, 2, 1], reference=[black, grey])
+    assert (found["num_samples"], found["valid"], found["unique"], found["novel"]) == (5.0, 4 / 5, 3 / 4, 2 / 3)
+    assert found["ink"] == pytest.approx((0 + 1 + 1 + 1 / 4) / 4)
+    apart = math.sqrt(3 / 4)  # of white and the corner; black and the corner are half apart
+    assert found["diversity"] == pytest.approx((1 + 1 + 1 / 2 + 0 + apart + apart) / 6)
+    assert found["class_diversity"] == pytest.approx((1 + 1 / 2 + apart) / 3)  # a class of one image has none
+    assert math.isnan(images_metrics.diversity([black, None]))
+    with pytest.raises(ValueError, match=r"labels: 1, expected one per sample \(2\)"):
+        images_metrics.evaluate([black, white], labels=[1])
+
+
+def test_the_diversity_of_many_images_is_that_of_a_seeded_draw() -> None:
+    images = [Image(1, 1, bytes([k])) for k in range(40)]
+    assert images_metrics.diversity(images, max_images=40) == pytest.approx(41 / 3 / 255)  # mean |i - j| of 40 numbers
+    few = {images_metrics.diversity(images, max_images=3, seed=seed) for seed in range(8)}
+    assert len(few) > 4
+    assert images_metrics.diversity(images, max_images=3, seed=1) == images_metrics.diversity(images, max_images=3, seed=1)

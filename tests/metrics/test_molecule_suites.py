@@ -15,12 +15,14 @@ from rdkit.Chem.Scaffolds import MurckoScaffold
 from scipy.stats import entropy, gaussian_kde
 
 from discrete_grpo.core.json_files import read_json, write_json
+from discrete_grpo.domains import molecule_properties
 from discrete_grpo.metrics import chemnet, molecule_table
 from discrete_grpo.metrics import guacamol as module
 from discrete_grpo.metrics.distances import frechet_distance
 from discrete_grpo.metrics.guacamol import guacamol
+from discrete_grpo.metrics.molecule_suite import cosine_statistic, repair_statistics
 from discrete_grpo.metrics.molecule_table import MoleculeTable
-from discrete_grpo.metrics.moses import _counts, moses
+from discrete_grpo.metrics.moses import _counts, distances, fcd_statistic, moses
 from discrete_grpo.metrics.resampling import Estimate, Statistic, whole
 from discrete_grpo.metrics.suite import SuiteOptions, SuiteResult, check_suite
 
@@ -94,6 +96,12 @@ def test_moses_compares_with_the_training_strings_as_they_are() -> None:
     assert value(moses(["OCC"], REFERENCE, train=["CCO"], options=VALUES), "novel") == 0.0
 
 
+def test_a_molecule_that_the_reference_repeats_counts_each_time_in_moses_alone() -> None:
+    repeated = ["CCO", "OCC", "CCN"]
+    assert moses(["CCO", "CCC"], repeated, options=VALUES).settings["reference_molecules"] == 3
+    assert guacamol(["CCO", "CCC"], repeated, VALUES).settings["reference_molecules"] == 2
+
+
 def test_moses_uniqueness_is_of_the_first_valid_ones() -> None:
     smiles = ["C", "N"] * 500 + ["O", "F", "CC"]
     found = _counts([None, *smiles], MoleculeTable(smiles), {"C"})
@@ -125,6 +133,12 @@ def test_moses_fragments_and_scaffolds() -> None:
     assert {"c1ccc2[nH]ccc2c1", "c1ccc(-c2ccccc2)cc1", "c1ccc2ncccc2c1"} < set(parts)
 
 
+def test_nothing_has_no_cosine_and_no_stable_atoms() -> None:
+    for items, reference in (([["a"]], [[]]), ([[]], [["a"]]), ([[]], [[]])):
+        assert math.isnan(whole(cosine_statistic(items, reference)))
+    assert math.isnan(whole(repair_statistics([None, "C(("], set())["atom_stable"]))
+
+
 def test_moses_properties() -> None:
     found = moses(GENERATED, REFERENCE, options=VALUES)
     functions = {"logp": Crippen.MolLogP, "qed": QED.qed, "weight": Descriptors.MolWt}  # type: ignore[attr-defined]
@@ -134,6 +148,14 @@ def test_moses_properties() -> None:
         f, g = (np.searchsorted(side, both[:-1], side="right") / len(side) for side in (x, y))
         assert value(found, f"w1_{name}") == pytest.approx((np.abs(f - g) * np.diff(both)).sum())
     assert value(found, "filters_rdkit") == 1 - 1 / 9 * sum(bool(Chem.GetFormalCharge(m)) for m in mols(VALID))
+
+
+@pytest.mark.parametrize("of", [distances, lambda own, other: module._distances(own, own, other)])
+def test_statistics_of_rows_are_those_of_the_molecules_there(of: Callable[..., dict[str, Statistic]]) -> None:
+    own, other, rows = MoleculeTable(VALID), MoleculeTable(REFERENCE), np.array([1, 3, 4, 7])
+    part = of(own.take(rows), other)
+    for name, statistic in of(own, other).items():
+        assert statistic.of(rows) == pytest.approx(whole(part[name])), name
 
 
 def test_the_order_of_samples_makes_no_difference() -> None:
@@ -160,6 +182,7 @@ def test_guacamol_divides_by_what_was_asked_for(monkeypatch: pytest.MonkeyPatch)
     found = guacamol(["CCO", "CCO", None, "CCN", "CCC", "CCF", "CCCl"], ["CCF", "CCN", "CCCC"], VALUES)
     assert value(found, "unique") == 2 / 3  # of CCO CCO CCN
     assert value(found, "novel") == 2 / 3  # of CCO CCN CCC
+    assert value(guacamol(REFERENCE, REFERENCE, VALUES), "novel") == 0.0  # all of the reference is known
 
 
 def test_guacamol_kl_against_a_transcription() -> None:
@@ -187,6 +210,16 @@ def test_guacamol_kl_against_a_transcription() -> None:
     kl = [estimate.value for name, estimate in found.metrics.items() if name.startswith("kl_") and name != "kl_score"]
     assert kl == pytest.approx(expected, rel=1e-5)
     assert value(found, "kl_score") == pytest.approx(np.exp(-np.array(expected)).mean(), rel=1e-5)
+
+
+def test_a_ring_with_a_double_bond_is_aliphatic() -> None:
+    assert MoleculeTable(["C1=CCCCC1"]).feature("descriptors")[0, 7:].tolist() == [1, 0]
+
+
+def test_descriptors_that_are_no_numbers_count_as_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    bad = {"TPSA": math.nan, "MolWt": math.inf}
+    monkeypatch.setattr(molecule_properties, "descriptor", lambda name: lambda mol: bad.get(name, 1.0))
+    assert MoleculeTable(["CCO"]).feature("descriptors").tolist() == [[1, 1, 0, 0, 1, 1, 1, 1, 1]]
 
 
 def test_descriptors_that_all_lie_outside_the_reference_add_nothing_to_the_score(tmp_path: Path) -> None:
@@ -299,6 +332,12 @@ def test_guacamol_takes_the_distance_of_all_that_was_drawn(monkeypatch: pytest.M
     rows, others = (activations([Chem.CanonSmiles(s) for s in part]) for part in (drawn + ["CCC"] * 50, reference))
     assert many == pytest.approx(frechet_distance(rows, others))
     assert many != pytest.approx(few)
+    flat = guacamol(drawn, reference, VALUES)
+    assert value(flat, "fcd_score") == pytest.approx(math.exp(-0.2 * value(flat, "fcd")))
+    table = MoleculeTable([Chem.CanonSmiles(s) for s in drawn])
+    assert fcd_statistic(table, MoleculeTable(reference)).of(np.array([0, 2, 3])) == pytest.approx(
+        frechet_distance(rows[[0, 2, 3]], others)
+    )
 
 
 def test_guacamol_takes_stereo_off_repaired_molecules_too() -> None:
@@ -324,6 +363,12 @@ def test_the_perfect_values_of_guacamol_are_of_as_many_molecules_as_the_others(m
     sizes.clear()
     guacamol(["N" * k + "C" for k in range(1, 6)], known[:8], VALUES)
     assert sizes == [(5, 6), (3, 3)]  # too few for a fresh part
+    sizes.clear()
+    guacamol(["N" * k + "C" for k in range(1, 6)], known[:11], VALUES)
+    assert sizes == [(5, 6), (5, 6)]  # just enough
+    sizes.clear()
+    guacamol(["N" * k + "C" for k in range(1, 9)], known, VALUES)
+    assert sizes == [(6, 6), (6, 6)]  # of more molecules than are asked for
 
 
 @pytest.mark.parametrize(("suite", "feature"), [(moses, "passes"), (guacamol, "descriptors")])

@@ -30,7 +30,10 @@ from discrete_grpo.metrics.resampling import interval, whole
         ("C(C)(C)(C)(C)C", None, None),  # carbon takes no charge
         ("CN(=O)=O", "C[N+](=O)[O-]", "C[N+](=O)[O-]"),  # RDKit's clean-up, which DiGress applies too
         ("CN(C)(C)C.CCCCCCC", None, "CCCCCCC"),
+        ("C1CC1.CCCC", "CCCC", "CCCC"),  # as many bonds, and more atoms
+        ("C[NH3]", None, "C[NH3+]"),
         ("C((", None, None),
+        ("CCO name", None, None),
         ("", None, None),
         (None, None, None),
     ],
@@ -42,6 +45,7 @@ def test_largest_fragment_and_charges(sample: str | None, plain: str | None, rel
 
 def test_a_charged_atom_is_not_charged_again() -> None:
     assert relaxed_molecule("C[N+](C)(C)(C)C") is None
+    assert relaxed_molecule("C[O-](C)C") is None
 
 
 @pytest.mark.parametrize(
@@ -59,6 +63,8 @@ def test_a_charged_atom_is_not_charged_again() -> None:
         ("[H]O", 1, 2),
         ("C.[H]O[H]", 3, 4),
         ("C((", 0, 0),
+        ("CCO name", 0, 0),
+        ("[Fe]", 1, 1),  # RDKit lets metals have any bonds
         ("[Og-2]", 1, 1),  # more electrons than any element of RDKit
         (None, 0, 0),
     ],
@@ -217,3 +223,8 @@ def test_neighbourhood_features_do_not_depend_on_the_order_of_atoms() -> None:
 def test_written_hydrogens_are_no_atoms_of_a_repaired_molecule() -> None:
     written = ["[H]C([H])([H])C([H])([H])O[H]", "[H]C([H])[H]", "[H]N([H])([H])[H]", "CCO.[H]O[H]"]
     assert repaired(written, relaxed=True) == ["CCO", "C", "[NH4+]", "CCO"]
+
+
+def test_a_molecule_with_iodine_does_not_pass() -> None:
+    assert passes_filters(Chem.MolFromSmiles("Cc1ccccc1Br"))
+    assert not passes_filters(Chem.MolFromSmiles("Cc1ccccc1I"))

@@ -13,10 +13,13 @@ from rdkit.Chem import rdMolTransforms
 from scipy.stats import wasserstein_distance
 
 from discrete_grpo.datasets.spatial import conformers
+from discrete_grpo.domains.force_field import relax
 from discrete_grpo.domains.spatial_geometry import Terms
 from discrete_grpo.domains.spatial_molecules import SpatialMolecule, to_mol
 from discrete_grpo.metrics.resampling import whole
 from discrete_grpo.metrics.spatial import (
+    _Table,
+    evaluate,
     relaxation_statistics,
     sample_metrics,
     spatial,
@@ -85,6 +88,14 @@ def test_no_molecules_have_no_stable_atoms() -> None:
     found = values(stability_statistics([None, SpatialMolecule((), (), (), ())]))
     assert math.isnan(found["atom_stable"])
     assert found["molecule_stable"] == found["molecule_octet"] == 0.0
+
+
+def test_a_radical_is_stable_for_midi_alone() -> None:
+    places = ((0.0, 0.0, 0.0), (1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0))
+    methyl = SpatialMolecule(("C", "H", "H", "H"), (0,) * 4, ((0, 1, 1), (0, 2, 1), (0, 3, 1)), places)
+    found = values(stability_statistics([methyl]))
+    assert (found["atom_stable"], found["molecule_stable"]) == (1.0, 1.0)
+    assert (found["atom_octet"], found["molecule_octet"]) == (3 / 4, 0.0)
 
 
 def test_shares_of_valid_and_unique_molecules(molecules: list[SpatialMolecule]) -> None:
@@ -180,6 +191,23 @@ def test_relaxation_of_real_and_shaken_molecules(molecules: list[SpatialMolecule
     assert worse[2]["strain"] <= worse[2]["mean_strain"]
 
 
+def test_strains_are_medians_and_means_of_valid_molecules(molecules: list[SpatialMolecule]) -> None:
+    first, trifluoride = molecules[0], tuple((1.3 * math.cos(a), 1.3 * math.sin(a), 0.0) for a in (0.0, 2.1, 4.2))
+    boron = SpatialMolecule(("B", "F", "F", "F"), (0,) * 4, tuple((0, k, 1) for k in (1, 2, 3)), ((0.0, 0.0, 0.0), *trifluoride))
+    corners = tuple((1.5 * math.cos(k * math.pi / 3), 1.5 * math.sin(k * math.pi / 3), 0.0) for k in range(6))
+    open_ring = SpatialMolecule(("C",) * 6, (0,) * 6, tuple((k, k + 1, 1) for k in range(5)), corners)  # its ends clash
+    pieces = SpatialMolecule(first.symbols * 2, first.charges * 2, first.bonds, first.positions * 2)  # two atoms at each place
+    samples = [molecules[0], *shaken(molecules[1:3], 0.02), *shaken(molecules[3:4], 0.15), boron, open_ring, pieces, None]
+    found = values(relaxation_statistics(samples))
+    relaxed = [one for m in samples[:-2] if m is not None and (one := relax(m)) is not None]
+    assert len(relaxed) == 5
+    assert found["strain"] == pytest.approx(np.median([one.strain for one in relaxed]))
+    assert found["strain_per_atom"] == pytest.approx(np.median([one.strain_per_atom for one in relaxed]))
+    assert found["mean_strain"] == pytest.approx(np.mean([one.strain for one in relaxed]))
+    assert found["rmsd"] == pytest.approx(np.mean([one.rmsd for one in relaxed]))
+    assert (found["relaxable"], found["clashing"]) == (5 / 6, 1 / 6)
+
+
 def test_nothing_valid_has_no_strain() -> None:
     found = values(relaxation_statistics([None, None]))
     assert all(map(math.isnan, found.values()))
@@ -216,6 +244,20 @@ def test_the_suite_has_intervals_perfect_values_and_settings(molecules: list[Spa
     pairs = sum(len(m) * (len(m) - 1) / 2 for m in molecules)
     assert result.settings["bonded_pairs"] == pytest.approx(sum(len(m.bonds) for m in molecules) / pairs)
     assert result.settings["reference_molecules"] == 12
+
+
+def test_statistics_of_rows_are_those_of_the_samples_there(molecules: list[SpatialMolecule]) -> None:
+    samples = [*shaken(molecules[:6], 0.05), lost(molecules[0]), None]
+    rows = np.array([7, 6, 2, 4, 1])
+    part = _Table([samples[k] for k in rows], molecules).statistics(np.arange(len(rows)))
+    assert values(_Table(samples, molecules).statistics(rows)) == pytest.approx(values(part))
+
+
+def test_novel_molecules_are_counted_once(molecules: list[SpatialMolecule]) -> None:
+    found = evaluate([molecules[0], moved(molecules[0], 1), molecules[1], None], molecules[1:])
+    assert (found["num_samples"], found["novel"]) == (4.0, 0.5)
+    assert "novel" not in evaluate([molecules[0]])
+    assert evaluate([None], molecules[1:])["novel"] == 0.0
 
 
 def test_a_reference_is_needed(molecules: list[SpatialMolecule]) -> None:

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from discrete_grpo.rewards.auc import auc_top_k
+from discrete_grpo.rewards.auc import auc_spacing, auc_top_k
 
 
 def top_auc(scores: list[float], top_n: int, freq_log: int, budget: int) -> float:
@@ -97,3 +97,7 @@ def test_wrong_arguments(name: str) -> None:
 def test_counts_are_whole_numbers(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="expected a whole number, at least 1"):
         auc_top_k([1.0] * 10, **{"budget": 10, **wrong})  # type: ignore[arg-type]
+
+
+def test_long_runs_have_a_point_at_every_hundredth_call_as_in_pmo() -> None:
+    assert [auc_spacing(budget) for budget in (9_999, 10_000, 50_000)] == [99, 100, 100]

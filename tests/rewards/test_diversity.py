@@ -390,3 +390,36 @@ def test_of_equally_similar_scaffolds_the_oldest_takes_the_molecule() -> None:
         similar.load_state_dict({"kind": "ScaffoldSimilarity", "seen": [], "buckets": [[oldest, 1], [other, 1]]})
         similar(["CC1CC1/C=C/C1CC1"])
         assert similar.buckets == {oldest: 2, other: 1}
+
+
+def test_a_scaffold_of_exactly_the_least_similarity_counts_as_the_remembered_one() -> None:
+    benzene, pyridine = (Pairs.GetAtomPairFingerprint(Chem.MolFromSmiles(s)) for s in ("c1ccccc1", "c1ccncc1"))  # type: ignore[attr-defined]
+    similarity = DataStructs.DiceSimilarity(benzene, pyridine)
+    for least, count in ((similarity, 1), (math.nextafter(similarity, 1.0), 2)):
+        found = DiversityFilter(ones, "ScaffoldSimilarity", minsimilarity=least)
+        found(["Cc1ccccc1", "Cc1ccncc1"])
+        assert len(found.buckets) == count
+
+
+def test_molecules_without_rings_are_like_no_scaffold() -> None:
+    found = DiversityFilter(ones, "ScaffoldSimilarity", minsimilarity=0.0)
+    assert found(["Cc1ccccc1", "CCO", "CCN", "c1ccncc1"]) == [1.0] * 4
+    assert found.buckets == {"c1ccccc1": 2, "": 2}
+
+
+def test_a_topology_that_is_no_molecule_is_empty() -> None:
+    sulphur = "C1CS23(C1)(CC2)CC3"  # a carbon in its place has six bonds
+    assert topological_scaffold(Chem.MolFromSmiles(sulphur)) == ""
+    assert DiversityFilter(ones, "IdenticalTopologicalScaffold")([sulphur]) == [1.0]
+
+
+def test_a_score_of_zero_is_remembered_as_others_are() -> None:
+    found = DiversityFilter(lambda samples, **columns: [0.0] * len(samples), minscore=0.0)
+    found(["Cc1ccccc1"])
+    assert found.buckets == {"c1ccccc1": 1}
+
+
+def test_the_taken_samples_reach_to_the_end() -> None:
+    samples = [*["CCO"] * 4, "c1ccccc1", "CCO", "C1CC1"]  # of 7 samples, 4 are those at 0, 1, 3 and 5
+    assert diversity_metrics(samples, max_samples=4) == {"unique_scaffolds": 0.25, "internal_diversity": 0.0}
+    assert diversity_metrics([*samples[:5], "c1ccccc1", "CCO"], max_samples=4)["unique_scaffolds"] == 0.5

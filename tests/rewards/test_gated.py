@@ -69,6 +69,8 @@ def test_what_has_failed_is_asked_of_nobody_else_and_columns_go_with_their_sampl
 def test_what_is_no_gate_is_refused() -> None:
     with pytest.raises(RewardError, match=r"gate Table: 1.5 for 1, expected a number in \[0, 1\]"):
         Gated(qed, (Table(1.0, 1.5),))([0, 1])
+    with pytest.raises(RewardError, match=r"gate Table: -0.5 for 1, expected a number in \[0, 1\]"):
+        Gated(qed, (Table(1.0, -0.5),))([0, 1])
     with pytest.raises(ValueError, match=r"gates: \[\], expected at least one callable"):
         Gated(qed, ())
     with pytest.raises(ValueError, match=r"gates: \[3\], expected"):

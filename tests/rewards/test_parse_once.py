@@ -92,6 +92,9 @@ def test_what_is_kept_is_bounded() -> None:
         rooms.append(kept.room)
     assert rooms == [4096, 4096, 4096, 8192, 8192, 8192, 16384, 16384]
     assert kept.get.cache_info().maxsize == 16384
+    kept.get("CCO")
+    kept.reserve(10**9)
+    assert kept.get.cache_info().currsize == 1  # it is not emptied where it cannot grow
 
 
 def test_the_scaffolds_of_a_filter_are_compared_by_fingerprints_made_once(monkeypatch: pytest.MonkeyPatch) -> None:

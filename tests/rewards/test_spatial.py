@@ -23,6 +23,7 @@ from discrete_grpo.rewards.spatial import (
     LowStrain,
     OfSmiles,
     ShapeSimilarity,
+    _standard,
     atom_stability,
     mmff_energy,
     molecule_stability,
@@ -191,6 +192,8 @@ def test_the_reference_can_be_a_file(tmp_path: Path, molecules: list[SpatialMole
     assert ShapeSimilarity(molecules[0]).name == "shape_similarity(CCO)"
     assert reward(molecules) == pytest.approx(ShapeSimilarity(molecules[0])(molecules), abs=0.02)
     assert pickle.loads(pickle.dumps(reward))(molecules) == reward(molecules)
+    (tmp_path / "LOUD.SDF").write_text(to_sdf(molecules[:1]))
+    assert ShapeSimilarity(str(tmp_path / "LOUD.SDF")).name == "shape_similarity(LOUD)"
     before = reward_identity(reward)
     path.write_text(to_sdf(molecules[1:2]))
     assert reward_identity(ShapeSimilarity(str(path))) != before
@@ -290,3 +293,38 @@ def test_the_shape_of_atoms_far_apart_is_unlike_and_costs_nothing(distance: floa
     far = SpatialMolecule(("C",) * 4, (0,) * 4, bonds, places)  # type: ignore[arg-type]
     near = SpatialMolecule(("C", "C"), (0, 0), ((0, 1, 1),), ((0.0, 0.0, 0.0), (1.5, 0.0, 0.0)))
     assert ShapeSimilarity(near)([far, near]) == pytest.approx([0.0, 1.0])
+
+
+def test_a_shape_is_compared_up_to_50_angstroms_further_along_each_axis() -> None:
+    def chain(*more: float) -> SpatialMolecule:
+        places = tuple((x, 0.3 * (k % 2), 0.0) for k, x in enumerate((*(1.3 * k for k in range(8)), *more)))
+        bonds = tuple((k, k + 1, 1) for k in range(len(places) - 1))
+        return SpatialMolecule(("C",) * len(places), (0,) * len(places), bonds, places)
+
+    found = ShapeSimilarity(chain())([chain(), chain(58.5), chain(60.0)])  # the chain itself is 9.1 long
+    assert found[0] == 1.0
+    assert found[1] > 0.7
+    assert found[2] == 0.0
+
+
+def test_molecules_without_heavy_atoms_and_without_atoms_score_0() -> None:
+    hydrogen = SpatialMolecule(("H", "H"), (0, 0), ((0, 1, 1),), ((0.0, 0.0, 0.0), (0.74, 0.0, 0.0)))
+    near = SpatialMolecule(("C", "C"), (0, 0), ((0, 1, 1),), ((0.0, 0.0, 0.0), (1.5, 0.0, 0.0)))
+    assert ShapeSimilarity(near)([hydrogen]) == [0.0]
+    assert molecule_stability_midi([SpatialMolecule((), (), (), ()), hydrogen]) == [0.0, 1.0]
+
+
+def test_the_pose_of_a_shape_depends_on_no_motion_and_order() -> None:
+    (made,) = conformers(["CC(C)C(=O)Nc1ccc(O)cc1"])  # equal methyls, and equal sides of the ring
+    mols = [to_mol(m) for m in (made, moved(made, 1), moved(made, 2))]
+    poses = [_standard(mol) for mol in mols if mol is not None]
+    first = poses[0].GetConformer().GetPositions()
+    assert first.mean(0) == pytest.approx(np.zeros(3), abs=1e-9)
+    mirrored = to_mol(replace(made, positions=(made.coordinates * [-1.0, 1.0, 1.0]).tolist()))
+    assert mirrored is not None
+    for pose in (poses[0], _standard(mirrored)):
+        moments = (pose.GetConformer().GetPositions() ** 3).sum(0)
+        assert (np.delete(moments, np.abs(moments).argmin()) > 0).all()
+    for pose in poses[1:]:
+        assert [atom.GetSymbol() for atom in pose.GetAtoms()] == [atom.GetSymbol() for atom in poses[0].GetAtoms()]
+        assert pose.GetConformer().GetPositions() == pytest.approx(first, abs=1e-3)

@@ -263,7 +263,7 @@ def test_files_and_references_that_do_not_fit_are_one_line(files: dict[str, Path
         (FileOptions(shape="planar"), "shape: 'planar', expected one of dag, connected with directed graphs"),
         (FileOptions(shape="planar", reference=file), "shape: 'planar', expected one of dag, connected with directed graphs"),
         (FileOptions(sbm_method="louvain"), "sbm_method: 'louvain', expected none without a suite"),
-        (FileOptions(max_nodes=3), "data: nodes of graph 0: "),
+        (FileOptions(max_nodes=3), "file: nodes of graph 0: "),
     ):
         with pytest.raises(ValueError, match=said) as raised:
             evaluate_file(file, options)

@@ -312,6 +312,11 @@ def test_metrics_of_nothing_are_zero_or_unknown() -> None:
         {"num_samples": 3.0, "valid": 2 / 3, "unique": 0.5, "novel": 0.0, "length": 3.0, "distinct_2": 0.5}
     )
     assert evaluate([None])["length"] != evaluate([None])["length"]
+    assert evaluate(["ab", "ab", "", "b"], {"ab"})["novel"] == 2 / 3  # a text counts once
+    assert evaluate(["ab", "", "b"])["distinct_2"] == 1.0  # texts without a pair count for nothing
+    assert diversity(["ab", "ab", "ac", "b"], ["a_", "a_", "a_", "_"]) == pytest.approx((2 / 3 + 1) / 2)
+    assert recovered(["a"], ["a_"], ["ab"]) == 0.0  # a text that ends too early
+    assert ranking_quality([0.9, 0.5, 0.4], [0.5]) == pytest.approx((1 + 1 / 2 + 0) / 3)
 
 
 # ---------------------------------------------------------------- the bundled pair
