@@ -72,6 +72,9 @@ def test_defog_gives_the_published_logits(tmp_path: Path) -> None:
     assert isinstance(policy.edge_kernel, FlowEuler)
     assert (policy.edge_kernel.eta, policy.edge_kernel.omega, policy.num_steps) == (2.0, 0.1, 9)
     assert policy.grid[1] == pytest.approx((1 - 1 / 9) ** 2)
+    plain = import_defog(tmp_path / "x.ckpt", dataset="qm9").policy
+    assert isinstance(plain.edge_kernel, FlowEuler)
+    assert (plain.edge_kernel.eta, plain.edge_kernel.omega) == (0.0, 0.0)  # the file stores none
 
 
 @pytest.mark.parametrize("more", [0, 1])

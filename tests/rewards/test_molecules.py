@@ -160,6 +160,8 @@ def test_bad_arguments_fail_when_made() -> None:
         Target(short, 1.0, 1.0)(["C"])
     with pytest.raises(ValueError, match=r"weights: \[1\.0\], expected 2"):
         WeightedSum((qed, logp), (1.0,))
+    with pytest.raises(ValueError, match=r"weights: \[1\.0, 2\.0\], expected 1"):
+        WeightedSum((qed,), (1.0, 2.0))
     with pytest.raises(ValueError, match="weights: "):
         WeightedSum((qed,), (math.nan,))
     with pytest.raises(ValueError, match=r"^weights: \['a'\], expected 1 finite numbers, one per reward$"):
