@@ -119,7 +119,7 @@ def preset_path(command: str, name: str) -> Path:
 
 
 def _meant(command: str, name: str, known: Sequence[str]) -> str:
-    """What a name that is no preset may stand for."""
+    """Return a hint for an unknown preset name: the option that it should be given to, or the nearest preset."""
     options = {field.name for field in fields(recipe_of(command)[0])}
     if "policy" in options and name in about_bundled()["bundled policies"]:
         return f"it is a bundled policy, which is given as --policy={name};"

@@ -1,4 +1,4 @@
-"""What a reward may have got wrong about its samples, told at the end of the message of its error."""
+"""Hints for the errors of rewards that expect other samples than they are given."""
 
 from __future__ import annotations
 

@@ -18,7 +18,9 @@ from discrete_grpo.training.pretrain import decayed_rate
 __all__ = ["check_run_length"]
 
 
-def check_run_length(folder: Path, group: str, config: GRPOConfig | PretrainConfig, changed: Mapping[str, Any]) -> None:
+def check_run_length(
+    folder: Path, group: str, config: GRPOConfig | PretrainConfig, changed: Mapping[str, Any], *, rewarded: bool = True
+) -> None:
     """Check the number of updates of a resumed run, and print how a changed number changes the learning rate.
 
     Args:
@@ -26,11 +28,15 @@ def check_run_length(folder: Path, group: str, config: GRPOConfig | PretrainConf
         group: name of the settings of the training loop in those of the run.
         config: the settings of the training loop.
         changed: previous values of the changed settings, by name.
+        rewarded: false for a run whose updates are all off-line, and whose length is therefore not ``max_steps``.
 
     Raises:
-        ValueError: for fewer updates than were made so far.
+        ValueError: for fewer updates than were made so far, or another number where it would have no effect.
     """
     before, made = changed.get(f"{group}.max_steps"), Checkpoints(folder).all()
+    if before is not None and not rewarded:
+        told = "as in the run to resume: without a reward its updates are those of offline_steps, which cannot change"
+        raise ValueError(f"{group}.max_steps: {config.max_steps}, expected {before} {told}")
     if before is None or not made:
         return
     done = int(real_name(made[-1]).removeprefix("step-"))

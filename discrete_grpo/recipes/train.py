@@ -229,21 +229,13 @@ def run_train(
         tell_changed_rewards(folder, recipe.rewards, resume=resume)
         kept = _kept(folder, recipe) if resume else ()
         told = function_names(**{name: functions.get(name) for name in FUNCTIONS})
-        check = partial(_check_length, recipe)
+        check = partial(check_run_length, folder, "grpo", recipe.grpo, rewarded=bool(recipe.rewards))
         tell_changed_settings(folder, recipe.settings | told, resume=resume, fixed=("policy", *kept), check=check)
     given = recipe.rewards
     recipe = replace(recipe, reward=rewards_for(given, loaded.policy, loaded.family, recipe.rewards_see))
     metadata = {**loaded.metadata, "policy": recipe.policy, "rewards": reward_names(recipe.rewards)}
     with in_workers(recipe.rewards, recipe.reward_workers) as rewards:
         return _run(replace(recipe, reward=rewards), loaded, given, processes, metadata, resume, functions)
-
-
-def _check_length(recipe: TrainRecipe, changed: Mapping[str, Any]) -> None:
-    """Check the number of updates of a resumed run against those that were made; without rewards it has no meaning."""
-    if not recipe.rewards and (before := changed.get("grpo.max_steps")) is not None:
-        told = "as in the run to resume: without a reward its updates are those of offline_steps, which cannot change"
-        raise ValueError(f"grpo.max_steps: {recipe.grpo.max_steps}, expected {before} {told}")
-    check_run_length(Path(recipe.output_dir), "grpo", recipe.grpo, changed)
 
 
 def _run(

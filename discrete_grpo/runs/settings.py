@@ -31,7 +31,7 @@ def tell_changed_settings(
     resume: bool,
     fixed: Sequence[str] = (),
     check: Callable[[Mapping[str, Any]], object] | None = None,
-) -> dict[str, Any]:
+) -> None:
     """Store the settings of a new run, or print one line for each changed setting of a resumed run and store the new value.
 
     Args:
@@ -41,9 +41,6 @@ def tell_changed_settings(
         fixed: names of settings that a resumed run keeps, whatever is given.
         check: called with the previous values of the changed settings before anything is printed or stored; what it raises is
             passed on.
-
-    Returns:
-        The previous values of the changed settings, by name.
     """
     before = (read_json(folder / SETTINGS) or {}) if resume else {}
     now = flat_settings(json.loads(json.dumps(settings, default=str)))  # in the form in which they are read from a file
@@ -55,7 +52,6 @@ def tell_changed_settings(
         print_notes([f"{name}: {f'{now[name]} is not used, the run goes on with {old}' if name in fixed else goes_on}"])
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / SETTINGS, now | {name: old for name, old in others.items() if name in fixed})
-    return others
 
 
 @contextmanager
