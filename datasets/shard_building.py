@@ -39,6 +39,8 @@ SHARD_LINES = 100_000
 """Default number of lines of a shard."""
 LEFTOVER = re.compile(r"\..+\.[0-9a-f]{12}\.tmp")
 """Names of the files that killed writes leave."""
+SHARD_FILE = re.compile(r"shard-\d{5,}\.(bin|json)")
+"""Names of the files of shards."""
 EXAMPLES = 5
 """Number of broken lines that a record lists."""
 
@@ -79,7 +81,14 @@ class ShardOptions:
             check_range("max_atoms", self.max_atoms, least=1)
         check_range("shard_lines", self.shard_lines, least=1)
         for name in self.properties:
-            descriptor(name)
+            try:
+                descriptor(name)
+            except ValueError as error:
+                raise ValueError(f"{error} (shards keep descriptors, not columns of the file)") from None
+
+
+class _NothingLeft(ValueError):
+    """The options leave no molecule, so that the shards are of no use to another call."""
 
 
 def build_shards(
@@ -95,7 +104,7 @@ def build_shards(
     """Write the molecules of a file as a folder of shards; returns the manifest.
 
     The folder does not depend on ``jobs`` or on how often its building was stopped. If a file is refused before a shard is
-    complete, the folder is removed.
+    complete, or no molecule is left, the folder is removed.
 
     Args:
         path: molecule file, as in :func:`~discrete_grpo.datasets.reading.read_smiles`.
@@ -154,15 +163,16 @@ def _plan(path: Path, options: ShardOptions) -> dict[str, Any]:
 
 @contextmanager
 def _begun(folder: Path, plan: Mapping[str, Any]) -> Iterator[None]:
-    """Make the folder with its plan; both are removed if the block fails before it has written a shard."""
+    """Make the folder with its plan; it is removed if the block fails before it has written a shard, or leaves no molecule."""
     new = not folder.exists()
     _begin(folder, plan)
     try:
         yield
-    except Exception:
+    except Exception as error:
+        useless = (LEFTOVER, SHARD_FILE) if isinstance(error, _NothingLeft) else (LEFTOVER,)
         with suppress(OSError):  # the error of the block is the one to report
             found = list(folder.iterdir())
-            if all(path.name == PLAN or LEFTOVER.fullmatch(path.name) for path in found):
+            if all(path.name == PLAN or any(kind.fullmatch(path.name) for kind in useless) for path in found):
                 for path in found:
                     path.unlink(missing_ok=True)
                 if new:
@@ -231,7 +241,7 @@ def _check(path: Path, shards: Sequence[Shard], max_broken: float, options: Shar
     check_broken(path, rows + dropped, examples, max_broken, count=sum(s.broken for s in shards))
     if not rows:
         largest = max(shard.largest for shard in shards)
-        raise ValueError(f"max_atoms: {options.max_atoms} leaves no molecule; sizes are 1 to {largest}")
+        raise _NothingLeft(f"max_atoms: {options.max_atoms} leaves no molecule; sizes are 1 to {largest}")
 
 
 # -- one shard

@@ -68,7 +68,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def start(run: Path, way: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a command inside the folder, as the console script does or as ``python -m``, or both of two in one console script."""
-    how = ["-m", "discrete_grpo.cli"] if way == "module" else [str(script(run, BOTH if way == "both" else CONSOLE))]
+    modules = {"module": "discrete_grpo.cli", "package": "discrete_grpo"}
+    how = ["-m", modules[way]] if way in modules else [str(script(run, BOTH if way == "both" else CONSOLE))]
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONSAFEPATH"}
     environment |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, *how, *arguments]
@@ -89,7 +90,14 @@ def ran(run: Path) -> list[str]:
 
 @pytest.mark.parametrize(
     ("way", "arguments"),
-    [("script", "list"), ("module", "--version"), ("module", "--help"), ("module", "list"), ("module", "train -h")],
+    [
+        ("script", "list"),
+        ("module", "--version"),
+        ("module", "--help"),
+        ("module", "list"),
+        ("module", "train -h"),
+        ("package", "list"),
+    ],
 )
 def test_no_command_runs_a_planted_file(run: Path, way: str, arguments: str) -> None:
     done = start(run, way, *arguments.split())
