@@ -18,6 +18,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from discrete_grpo.core.checks import check_range
+from discrete_grpo.domains.graph_sequence_states import Sign, states_along
 from discrete_grpo.domains.graph_sequences import vocabulary
 from discrete_grpo.domains.tokenizer import EOS, NUM_SPECIAL
 
@@ -76,6 +77,7 @@ class GraphSequenceGrammar(nn.Module):
         }
         for name, column in columns.items():
             self.register_buffer(name, torch.tensor(column), persistent=False)
+        self.signs = self._signs()
 
     def init_args(self) -> dict[str, Any]:
         """Arguments from which a checkpoint builds this grammar again."""
@@ -131,6 +133,10 @@ class GraphSequenceGrammar(nn.Module):
         found |= {"due": self._due(state["due"], tokens, edge, grows), "base": base, "floor": floor}
         return found | {"joined": joined, "waiting": waiting, "degrees": degrees, "line": line}
 
+    def states_along(self, tokens: Int[Tensor, "row step"]) -> State:
+        """The states before each token of given texts, text after text [B T, ...], computed on the host."""
+        return states_along(tokens, self.signs, self.max_nodes)
+
     def features(self, state: State) -> Int[Tensor, "row feature"]:
         """Nine numbers that a network would have to count.
 
@@ -148,6 +154,15 @@ class GraphSequenceGrammar(nn.Module):
         counts = torch.stack([size, state["count"]], 1).clamp_max(255)
         few = state["depth"].clamp_max(MOST).unsqueeze(1)
         return torch.cat([counts, few, torch.where(there, degrees.long(), 0), flags.unsqueeze(1)], 1)
+
+    def _signs(self) -> list[Sign]:
+        """What each token does, for :meth:`states_along`."""
+        start = self.start(self.num_tokens, self.star.device)
+        ids = torch.arange(self.num_tokens)
+        edge, grows = (self.front >= 0) | (self.back >= 0), (self.new > 0) & ~self.done
+        due = self._due(start["due"], ids, edge, grows)
+        columns = (self.front, self.back, self.cuts, self.new, self.newest, self.after, self.done, self.star, due)
+        return [Sign(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
 
     def _nodes(self, state: State, tokens: Tensor, place: Tensor) -> tuple[Tensor, Tensor]:
         """Degrees and the line of nodes after a token, with an edge to the node at ``place`` of the queue where that is above 0."""

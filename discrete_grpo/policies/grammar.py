@@ -24,6 +24,8 @@ __all__ = ["State", "TokenGrammar", "along", "check_grammar", "legal_along"]
 
 State = dict[str, Tensor]
 """Tensors [B, ...], one row per text."""
+STATES = {"cpu": 2048}
+"""Number of states from which tables are read at a time, by device: what a processor's cache holds, and else 16,384."""
 
 
 @runtime_checkable
@@ -64,9 +66,26 @@ class DescribingGrammar(TokenGrammar, Protocol):
         ...
 
 
+@runtime_checkable
+class WholeTextGrammar(TokenGrammar, Protocol):
+    """A grammar that computes the states of a whole text faster than a token at a time."""
+
+    def states_along(self, tokens: Int[Tensor, "row step"]) -> State:
+        """The states before each token of given texts, text after text [B T, ...], as :meth:`advance` would give them.
+
+        The states behind an illegal token may be others.
+        """
+        ...
+
+
 @torch.no_grad()
 def along(grammar: TokenGrammar, tokens: Int[Tensor, "row step"], *read: Callable[[State], Tensor]) -> tuple[Tensor, ...]:
     """Tables [B, T, ...] that functions read from the states of given texts, at each place before the token that stands there."""
+    if isinstance(grammar, WholeTextGrammar):
+        most = STATES.get(tokens.device.type, 16_384)
+        parts = tokens.long().split(max(1, most // max(1, tokens.shape[1])))
+        tables = [[function(states) for function in read] for states in map(grammar.states_along, parts)]
+        return tuple(torch.cat(rows).unflatten(0, tokens.shape) for rows in zip(*tables, strict=True))
     state = grammar.start(len(tokens), tokens.device)
     found: list[list[Tensor]] = [[] for _ in read]
     for column in tokens.long().unbind(1):

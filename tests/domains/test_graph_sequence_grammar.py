@@ -16,7 +16,7 @@ from discrete_grpo.domains.graph_sequence_grammar import GraphSequenceGrammar
 from discrete_grpo.domains.graph_sequences import PATTERN, SIGN, _Reader, listed, text_of, vocabulary
 from discrete_grpo.domains.named_graphs import Labels
 from discrete_grpo.domains.tokenizer import EOS, NUM_SPECIAL, PAD, Tokenizer
-from discrete_grpo.policies.grammar import legal_along
+from discrete_grpo.policies.grammar import STATES, along, legal_along
 
 CPU = torch.device("cpu")
 
@@ -156,6 +156,63 @@ def test_texts_with_classes_are_legal() -> None:
     tokenizer = Tokenizer(vocabulary(14, 2, 3), PATTERN)
     row = torch.tensor([[*tokenizer.encode(text_of(listed(graph, labels), rng)), EOS]])
     assert legal_along(GraphSequenceGrammar(14, 2, 3), row)[0].gather(1, row.T).all()
+
+
+def step_by_step(grammar: GraphSequenceGrammar, tokens: torch.Tensor) -> list[dict[str, torch.Tensor]]:
+    state, found = grammar.start(len(tokens), CPU), []
+    for column in tokens.unbind(1):
+        found.append(state)
+        state = grammar.advance(state, column)
+    return found
+
+
+@pytest.mark.parametrize("sizes", [(12, 1, 1), (9, 2, 1), (9, 1, 3), (9, 3, 2)], ids=str)
+def test_the_states_of_whole_texts_are_those_of_single_steps(sizes: tuple[int, int, int]) -> None:
+    grammar, generator = GraphSequenceGrammar(*sizes), torch.Generator().manual_seed(0)
+    weights = torch.ones(grammar.num_tokens).index_fill(0, grammar.cuts.nonzero().flatten(), 3.0)
+    weights[EOS] = 0.05
+    state, columns = grammar.start(300, CPU), []
+    for _ in range(40):  # once a text has ended, special tokens follow, and sometimes what begins it again
+        columns.append(torch.multinomial(weights * grammar.legal(state), 1, generator=generator).squeeze(1))
+        state = grammar.advance(state, columns[-1])
+    tokens = torch.stack(columns, 1)
+    states = grammar.states_along(tokens)
+    for step, expected in enumerate(step_by_step(grammar, tokens)):
+        found = {name: entry.unflatten(0, tokens.shape)[:, step] for name, entry in states.items()}
+        assert found.keys() == expected.keys()
+        for name in found.keys() - {"line", "waiting"}:
+            assert torch.equal(found[name], expected[name]), name
+        depth, end = expected["depth"].unsqueeze(1), (expected["base"] + expected["size"]).unsqueeze(1)
+        ids = torch.arange(5 * grammar.max_nodes)  # only these are read: behind the end stand other nodes
+        assert torch.equal(found["line"].where(ids < end, -1), expected["line"].where(ids < end, -1))
+        ids = ids[: 3 * grammar.max_nodes]
+        assert torch.equal(found["waiting"].where(ids < depth, -1), expected["waiting"].where(ids < depth, -1))
+        assert torch.equal(grammar.features(found), grammar.features(expected))
+    assert int(states["depth"].max()) > 2
+    assert int(states["size"].max()) >= 9
+
+
+def test_an_illegal_text_has_its_states_up_to_there() -> None:
+    tokenizer, grammar = Tokenizer(vocabulary(12), PATTERN), GraphSequenceGrammar(12)
+    texts = ["*+5>", "*+3<", "*+5)..", "+", ">.", "*++***", "*" + "+" * 12, "*+6)6)", "*+....", "*+1)1)"]
+    for text in texts:
+        row = torch.tensor([[*tokenizer.encode(text), EOS]])
+        expected = torch.cat([grammar.legal(state) for state in step_by_step(grammar, row)])
+        legal, features = (table[0] for table in along(grammar, row, grammar.legal, grammar.features))
+        assert ((features >= 0) & (features < torch.tensor(grammar.feature_sizes))).all(), text  # that a network can read
+        read = expected.gather(1, row.T).flatten().long().cumprod(0).sum() + 1  # the legal tokens and the one that is not
+        assert read <= row.shape[1], text
+        assert torch.equal(legal[:read], expected[:read]), text
+
+
+def test_texts_are_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer, grammar = Tokenizer(vocabulary(8), PATTERN), GraphSequenceGrammar(8)
+    table = torch.tensor([[*tokenizer.encode("*++.>."), EOS, PAD], [*tokenizer.encode("*.*."), EOS]] * 3)
+    whole = along(grammar, table, grammar.legal, grammar.features)
+    monkeypatch.setitem(STATES, "cpu", 11)
+    for found, expected in zip(along(grammar, table, grammar.legal, grammar.features), whole, strict=True):
+        assert torch.equal(found, expected)
+    assert [tuple(entry.shape) for entry in whole] == [(6, 5, grammar.num_tokens), (6, 5, 9)]
 
 
 def test_rows_are_independent_and_special_tokens_change_nothing() -> None:
