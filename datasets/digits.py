@@ -82,7 +82,7 @@ def load_digits(split: Literal["train", "test", "all"] = "train") -> DigitImages
     try:
         from sklearn import datasets
     except ImportError as error:
-        raise ImportError("digits: scikit-learn is not installed; pip install discrete-grpo[images]") from error
+        raise ImportError("digits: scikit-learn is not installed; pip install 'discrete-grpo[images]'") from error
     stored = datasets.load_digits()
     pixels, labels = torch.from_numpy(stored.images).float() / 16, torch.from_numpy(stored.target).long()
     if split == "all":

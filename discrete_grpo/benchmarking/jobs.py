@@ -28,7 +28,6 @@ from discrete_grpo.benchmarking.suites import SUITES
 from discrete_grpo.benchmarking.task_files import at_end
 from discrete_grpo.core.atomic import atomic_write
 from discrete_grpo.core.error_place import error_place
-from discrete_grpo.core.interrupt import Interrupted
 from discrete_grpo.core.json_files import write_json
 
 if TYPE_CHECKING:
@@ -122,8 +121,6 @@ def run_job(job: Job) -> dict[str, Any]:
             stopped = _optimise(job, policy, ledger)
             spent = {"wall_seconds": round(time.perf_counter() - wall, 2), "cpu_seconds": round(_cpu_seconds() - cpu, 2)}
             row = _finish(job, ledger, {"stopped": stopped} | spent)
-    except Interrupted:
-        raise
     except (Exception, SystemExit) as error:
         said = " ".join(str(error).split())
         place = error_place(error) if isinstance(error, Exception) else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -153,14 +154,10 @@ def _run(plan: Plan, request: Request) -> None:
             for job in run_in_processes(away, limit=request.jobs, time_limit=request.job_timeout, stop=stop):
                 progress.over(job)
         for job in here:
-            try:
+            with suppress(Exception, SystemExit):  # it is written down, and costs its own row only
                 run_job(job)
-            except Interrupted:
-                raise
-            except (Exception, SystemExit):  # it is written down, and costs its own row only
-                pass
             progress.over(job)
-    except (Interrupted, KeyboardInterrupt) as stopped:
+    except KeyboardInterrupt as stopped:
         write_files(plan.folder)
         raise Interrupted(f"stopped; finished rows are in {plan.folder}, and the same command goes on") from stopped
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from discrete_grpo.cli.commands import COMMANDS, RUNS, UsageError
 from discrete_grpo.core.checks import did_you_mean
-from discrete_grpo.core.interrupt import Interrupted, sigterm_as_ctrl_c
+from discrete_grpo.core.interrupt import sigterm_as_ctrl_c
 
 __all__ = ["main"]
 
@@ -141,7 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with sigterm_as_ctrl_c(), _readable_warnings():
             _dispatch(given)
             sys.stdout.flush()  # here and not at the exit, where an error could not be reported
-    except (Interrupted, KeyboardInterrupt) as stopped:
+    except KeyboardInterrupt as stopped:
         _tell(f"{str(stopped) or 'stopped'}")
         return 130
     except Exception as error:

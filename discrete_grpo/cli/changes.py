@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from discrete_grpo.cli.commands import UsageError
-from discrete_grpo.core.interrupt import Interrupted
 from discrete_grpo.core.processes import is_first
 from discrete_grpo.runs.folder import CONFIG
 
@@ -72,7 +71,7 @@ def written(folder: Path, settings: str) -> Iterator[None]:
         write_text(file, settings)
     try:
         yield
-    except (Interrupted, KeyboardInterrupt, RewardError):  # the run continues with them
+    except (KeyboardInterrupt, RewardError):  # the run continues with them
         raise
     except BaseException:
         if is_first() and checkpoints_in(folder) == seen:

@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 from discrete_grpo.cli.changes import check_changes, written
 from discrete_grpo.cli.commands import RUNS, UsageError, recipe_of
 from discrete_grpo.cli.working_folder import append_working_folder, names_class
-from discrete_grpo.core.interrupt import Interrupted
 from discrete_grpo.core.processes import is_first
 from discrete_grpo.runs.folder import BENCHMARK, CONFIG, LEDGER, METRICS, OPTIMISED, RUN, check_free, check_unused
 
@@ -156,7 +155,7 @@ def _guarded(folder: Path, run: Callable[[], object]) -> None:
 
     try:
         run()
-    except (Interrupted, RewardError, KeyboardInterrupt) as stopped:
+    except (RewardError, KeyboardInterrupt) as stopped:
         if isinstance(stopped, NoScores) or (isinstance(stopped, RewardError) and not _has_results(folder)):
             raise  # no call is left, or the reward does not fit the conditions and nothing was done yet
         saved = "saved, " if _has_results(folder) else ""

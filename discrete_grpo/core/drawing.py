@@ -10,14 +10,13 @@ import torch
 
 from discrete_grpo.core.checks import signature_of
 from discrete_grpo.core.error_place import error_place
-from discrete_grpo.core.interrupt import Interrupted
 from discrete_grpo.core.rollout import Context, Policy, Rollout, as_module
 
-__all__ = ["PolicyError", "check_sample", "draw", "evaluating"]
+__all__ = ["PolicyError", "check_sample", "draw", "evaluating", "policy_errors"]
 
 
 class PolicyError(RuntimeError):
-    """Raised when the method ``sample`` of a user's policy raises, or does not return a rollout of its contexts."""
+    """Raised when a method of a user's policy raises, or ``sample`` does not return a rollout of its contexts."""
 
 
 def draw(
@@ -38,20 +37,35 @@ def draw(
             not match the contexts.
     """
     name = f"policy {type(policy).__name__}.sample"
-    try:
+    with policy_errors(name, contexts):
         found = policy.sample(contexts, generator=generator)
-    except (Interrupted, PolicyError, torch.OutOfMemoryError):
+    if (fault := _fault(found, contexts, added)) is not None:
+        raise PolicyError(f"{name}: {fault}")
+    return found
+
+
+@contextmanager
+def policy_errors(name: str, contexts: Sequence[Context] | None = None) -> Iterator[None]:
+    """Turn an error that a user's own policy raises inside the block into one that names the method, the file and the line.
+
+    Args:
+        name: the method.
+        contexts: what the policy draws for; the error of a column that none of them has says so.
+
+    Raises:
+        PolicyError: in one line; errors of this package and of libraries pass as they are.
+    """
+    try:
+        yield
+    except (PolicyError, torch.OutOfMemoryError):
         raise
     except Exception as error:
         if not (place := error_place(error)):
             raise
-        said = " ".join(str(error).split())
-        missing = isinstance(error, KeyError) and not any(error.args[:1] == (key,) for c in contexts for key in c.columns)
+        said, asked = " ".join(str(error).split()), isinstance(error, KeyError) and contexts is not None
+        missing = asked and not any(error.args[:1] == (key,) for c in contexts or () for key in c.columns)
         hint = "; no context has such a column, which conditions give (columns)" if missing else ""
         raise PolicyError(f"{name}: raised {type(error).__name__}: {said}{place}{hint}") from error
-    if (fault := _fault(found, contexts, added)) is not None:
-        raise PolicyError(f"{name}: {fault}")
-    return found
 
 
 @contextmanager

@@ -17,8 +17,11 @@ __all__ = ["Interrupt", "Interrupted", "interruptible", "sigterm_as_ctrl_c", "wa
 STOPPING = b"\nstopping where nothing is lost; press Ctrl-C again to stop at once\n"
 
 
-class Interrupted(Exception):
-    """Raised when a run was stopped, after a checkpoint of its last update was written."""
+class Interrupted(KeyboardInterrupt):
+    """Raised when a run was stopped, after a checkpoint of its last update was written.
+
+    Like any ``KeyboardInterrupt`` it passes ``except Exception``, so that a script that goes on after errors ends here.
+    """
 
 
 class Interrupt:
@@ -42,6 +45,8 @@ class Interrupt:
         try:
             if not self.asked:
                 yield
+        except Interrupted:
+            raise
         except KeyboardInterrupt:
             if not self.asked:
                 raise

@@ -223,7 +223,7 @@ def read_statistics(path: str | Path) -> TrainingData:
         CheckpointError: if the file cannot be read.
         ValueError: if a field is missing, unknown or no list of numbers.
     """
-    return data_from(read_json(path), path)
+    return data_from(read_json(path, "statistics"), path)
 
 
 def data_from(fields: Any, where: object) -> TrainingData:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, SupportsFloat
 
 from torch import Tensor
 
@@ -75,7 +75,7 @@ def midi_data(given: str | os.PathLike[str] | None, stored: Any, path: object) -
     """
     names = [name for name in MidiData.__dataclass_fields__ if name != "name"]
     if given is not None:
-        return _data(read_json(given), given), "statistics"
+        return _data(read_json(given, "statistics"), given), "statistics"
     if isinstance(stored, Mapping) and {"atom_decoder", "collapse_charges", "n_nodes", "atom_types"} <= stored.keys():
         return _data(_renamed(stored), path), "file"
     expected = f"{', '.join(names[:-1])} and {names[-1]}"
@@ -114,6 +114,8 @@ def _tuple(name: str, values: Any) -> Any:
         raise ValueError(f"{name}: {values!r}, expected a list")
     if name == "atoms":
         return tuple(str(v) for v in values)
+    if odd := [v for v in values if isinstance(v, str | bool) or not isinstance(v, SupportsFloat)]:
+        raise ValueError(f"{name}: {str(odd[0])[:60]} in its list, expected numbers")
     numbers = tuple(float(v) for v in values)
     if name != "charges":
         return numbers

@@ -128,7 +128,7 @@ def import_molgpt(
     """
     _check_names(properties)
     found = read_safetensors(path) if Path(path).suffix == ".safetensors" else read_pickle(path)
-    tokens = _tokens(read_json(vocabulary), vocabulary)
+    tokens = _tokens(read_json(vocabulary, "vocabulary"), vocabulary)
     if start not in tokens or start == END:
         raise ValueError(f"start: {start!r}, expected a token of {vocabulary} other than {END!r}")
     found, config = _sizes(found, len(tokens), heads, properties, path)

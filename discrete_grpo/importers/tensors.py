@@ -126,8 +126,12 @@ def read_safetensors(path: str | os.PathLike[str]) -> dict[str, Tensor]:
         raise CheckpointError(f"path: {path} cannot be read ({error}); the file is missing or truncated") from error
 
 
-def read_json(path: str | os.PathLike[str]) -> Any:
+def read_json(path: str | os.PathLike[str], argument: str = "path") -> Any:
     """Read a JSON file.
+
+    Args:
+        path: the file.
+        argument: name of the argument in the error.
 
     Raises:
         CheckpointError: if it is missing or not JSON.
@@ -135,7 +139,7 @@ def read_json(path: str | os.PathLike[str]) -> Any:
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"path: {path} cannot be read as JSON ({error})") from error
+        raise CheckpointError(f"{argument}: {path} cannot be read as JSON ({error})") from error
 
 
 def state_dict_in(content: Any) -> Any:

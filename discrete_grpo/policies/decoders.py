@@ -147,5 +147,5 @@ def _selfies() -> Any:
     try:
         import selfies
     except ImportError as error:
-        raise ImportError("decoder: selfies is not installed; pip install discrete-grpo[selfies]") from error
+        raise ImportError("decoder: selfies is not installed; pip install 'discrete-grpo[selfies]'") from error
     return selfies

@@ -149,7 +149,7 @@ def check_read(policy: Any, given: Iterable[Columns] | None, *, scaffolds: bool 
         scaffolds: whether a condition ``scaffold`` is put into the form that the policy reads.
     """
     if given is None and (error := _lack(policy)):
-        example = json.dumps({str(error).partition(":")[0]: "..."})
+        example = json.dumps([{str(error).partition(":")[0]: "..."}])
         raise ValueError(f"columns: None, expected conditions, as --columns='{example}' ({error})") from error
     conditions = list(given or ())
     for condition in conditions if _known(policy) else ():

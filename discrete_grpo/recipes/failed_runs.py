@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
-from discrete_grpo.core.interrupt import Interrupted
 from discrete_grpo.core.processes import is_first
 from discrete_grpo.runs.folder import (
     CONFIG,
@@ -110,8 +109,6 @@ def withdrawn_on_failure(folder: Path, *, calls_count: bool) -> Iterator[None]:
         try:
             with put_back_on_refusal(folder):
                 yield
-        except Interrupted:
-            raise
         except Exception:
             with suppress(OSError, ValueError, sqlite3.Error):  # the error of the run is the one to report
                 if not used and is_first() and not has_results(folder, calls_count=calls_count, before=before):

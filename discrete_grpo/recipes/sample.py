@@ -257,12 +257,16 @@ def _check_ending(path: Path, checkpoint: str, family: Family) -> None:
 
 
 def output_path(out: str) -> Path:
-    """Return ``out`` as a path after checking that it can be written."""
+    """Return ``out`` as a path after checking that it can be written; a link is followed to the file that it names."""
     path = Path(out)
+    if path.is_symlink():
+        path = path.resolve()
     if not path.parent.is_dir():
         raise FileNotFoundError(f"out: folder {path.parent} does not exist")
     if path.is_dir():
         raise IsADirectoryError(f"out: {path} is a folder, expected a file")
+    if path.exists() and not path.is_file():  # it would be replaced by a file
+        raise ValueError(f"out: {path} is a device or a pipe, expected a file")
     if not os.access(path.parent, os.W_OK | os.X_OK):  # an older file is replaced, so that its own permissions do not matter
         raise PermissionError(f"out: {path} cannot be written, expected a file in a folder with write permission")
     return path

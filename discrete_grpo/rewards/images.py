@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -104,6 +105,7 @@ class SSIMToClassMean:
         window: side of the square windows in pixels: 3, 5 or 7.
 
     Raises:
+        ImportError: if scikit-image is not installed.
         ValueError: if ``window`` is out of its range.
 
     Source: Wang et al. (2004), doi 10.1109/TIP.2003.819861.
@@ -120,6 +122,8 @@ class SSIMToClassMean:
     def __post_init__(self) -> None:
         if self.window not in (3, 5, 7):
             raise ValueError(f"window: {self.window}, expected 3, 5 or 7")
+        if find_spec("skimage") is None:
+            raise ImportError("ssim: scikit-image is not installed; pip install 'discrete-grpo[images]'")
 
     @cached_property
     def means(self) -> Float[Tensor, "class height width"]:
@@ -138,13 +142,11 @@ class SSIMToClassMean:
             A number in [-1, 1] per sample, 1 for the mean image itself; 0 for None.
 
         Raises:
-            ImportError: if scikit-image or scikit-learn is not installed.
+            ImportError: if scikit-learn is not installed.
             ValueError: if the column ``label`` is missing or holds no class, or an image is of another size.
         """
-        try:
-            from skimage.metrics import structural_similarity
-        except ImportError as error:
-            raise ImportError("ssim: scikit-image is not installed; pip install discrete-grpo[images]") from error
+        from skimage.metrics import structural_similarity
+
         means = self.means.double().numpy()
         found = []
         for image, c in zip(samples, _labels(label, len(samples), len(means)), strict=True):

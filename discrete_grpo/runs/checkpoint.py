@@ -20,6 +20,7 @@ import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import torch
@@ -120,6 +121,9 @@ def _read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"checkpoint: {path} is no JSON ({error}); the file is truncated or was edited") from error
     found = config.get("format") if isinstance(config, dict) else None
+    if found is None and isinstance(config, dict) and "model_type" in config:
+        how = f"discrete-grpo import {quote(str(folder))} --from=huggingface --out=FOLDER"
+        raise CheckpointError(f"checkpoint: {folder} is a model of HuggingFace; import it by: {how}")
     if type(found) is not int or found not in READABLE:
         raise CheckpointError(f"checkpoint: {path} has format {found!r}, expected {' or '.join(map(str, READABLE))}")
     if missing := [name for name in ("policy", "metadata") if not isinstance(config.get(name), dict)]:

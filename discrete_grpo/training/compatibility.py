@@ -14,6 +14,7 @@ from torch import Tensor
 from discrete_grpo.core.categorical import Sites
 from discrete_grpo.core.checks import check_function, plain_number
 from discrete_grpo.core.description import innermost
+from discrete_grpo.core.drawing import policy_errors
 from discrete_grpo.core.own_surrogate import SurrogateFunc, own_surrogate
 from discrete_grpo.core.precision import place
 from discrete_grpo.core.processes import started_processes
@@ -223,6 +224,7 @@ def check_tables(policy: Policy, rollout: Rollout, steps: Int[Tensor, "batch ste
     For a policy that computes its own scores, these are checked. :func:`discrete_grpo.testing.check_policy` has many more checks.
 
     Raises:
+        PolicyError: if a user's own policy raises.
         ValueError: naming the policy and the sum of a table, or the shape of what the policy returned.
     """
     if not steps.numel():
@@ -232,14 +234,14 @@ def check_tables(policy: Policy, rollout: Rollout, steps: Int[Tensor, "batch ste
     few = steps[:1, : max(1, min(FIRST_STEPS, rollout.num_steps - 1))]  # not all, to detect a policy that ignores them
     name = type(policy).__name__
     if is_scorer(policy):
-        with torch.enable_grad():
+        with torch.enable_grad(), policy_errors(f"policy {name}.score"):
             logp = policy.score(one, few).logp
         if logp.ndim != 3 or logp.shape[:2] != few.shape:
             told = f"policy: {name}.score returned logp of shape {tuple(logp.shape)}"
             raise ValueError(f"{told}, expected (1, {few.shape[1]}, U): of the steps asked for")
         _check_gradient(logp, f"{name}.score")
         return
-    with torch.enable_grad():
+    with torch.enable_grad(), policy_errors(f"policy {name}.sites"):
         sites = policy.sites(one, few)
     for part in sites:
         if part.shape[:2] != few.shape:

@@ -89,6 +89,17 @@ def test_bad_input_is_one_line(refuse: Refuse, arguments: str, said: str) -> Non
     assert not Path("runs/pretrain/run.json").exists()  # so that the corrected command can be given
 
 
+def test_a_pipe_is_not_replaced_and_a_link_is_followed(refuse: Refuse) -> None:
+    os.mkfifo("pipe.json")
+    assert "out: pipe.json is a device or a pipe, expected a file" in refuse("evaluate", "good.smi", "--out=pipe.json")
+    assert not Path("pipe.json").is_file()
+    Path("link.json").symlink_to("named.json")
+    Path("named.json").write_text("{}")
+    assert main(["evaluate", "good.smi", "--out=link.json"]) == 0
+    assert Path("link.json").is_symlink()
+    assert "valid" in Path("named.json").read_text()
+
+
 def test_the_name_of_a_folder_in_runs_is_answered_with_its_path(refuse: Refuse) -> None:
     commands = ("resume demo", "sample demo --out=o.smi")
     Path("runs/demo").mkdir(parents=True)
@@ -224,6 +235,10 @@ def without_a_tensor(folder: Path) -> None:
         (edit(lambda c: c.pop("metadata")), "has no metadata"),
         (edit(lambda c: c.pop("policy")), "has no policy"),
         (edit(lambda c: c.update(format=9)), "has format 9, expected 1"),
+        (
+            edit(lambda c: [c.pop("format"), c.update(model_type="gpt2")]),
+            "import it by: discrete-grpo import tiny --from=huggingface",
+        ),
         (edit(lambda c: c["policy"].update(class_path="os.system")), "'os.system' is outside the trusted packages"),
     ],
 )

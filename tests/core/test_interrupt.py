@@ -66,6 +66,18 @@ def test_outside_of_such_work_the_first_still_waits_and_an_interrupt_of_the_work
         pass
 
 
+def test_it_passes_except_exception_as_a_loop_over_runs_has_it() -> None:
+    assert not issubclass(Interrupted, Exception)
+
+    def inside() -> None:
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        raise Interrupted("of the run inside")
+
+    with interruptible() as stop, pytest.raises(Interrupted, match="of the run inside"), stop.cutting():
+        inside()
+
+
 def test_a_handler_that_was_not_installed_from_python_is_left_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
     installed = signal.signal
     found = {signal.SIGINT: None, signal.SIGTERM: signal.getsignal(signal.SIGTERM)}  # None: from C, as Python tells it

@@ -79,7 +79,7 @@ def test_a_reward_that_takes_no_condition_of_the_run_is_refused_before_a_sample_
         train(chains(), cast(Any, Judge), output_dir=tmp_path / "run", grpo=config)
     with pytest.raises(TypeError, match=r"policy: MaskedTextPolicy is a class, expected an instance, such as MaskedTextPolicy"):
         train(MaskedTextPolicy, lengths, output_dir=tmp_path / "run", grpo=config)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"columns: None, expected conditions, as --columns='\{\"masked\": \"\.\.\.\"\}'"):
+    with pytest.raises(ValueError, match=r"columns: None, expected conditions, as --columns='\[\{\"masked\": \"\.\.\.\"\}\]'"):
         train("fill-in", lengths, output_dir=tmp_path / "run", grpo=config)
     for columns in ({"columns": [{"target": 1.0}]}, {"columns": None, "evaluation_columns": [{"target": 1.0}]}):
         with pytest.raises(ValueError, match=r"reward: deaf\(.*unexpected keyword argument 'target'.*columns as keywords"):

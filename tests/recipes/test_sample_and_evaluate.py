@@ -295,7 +295,7 @@ def test_a_policy_that_needs_conditions_says_how_they_are_given(tmp_path: Path, 
     assert main(["sample", "fill-in", "-n", "1", f"--out={tmp_path / 'a.txt'}"]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1  # and no bar
-    assert 'columns: None, expected conditions, as --columns=\'{"masked": "..."}\' (masked: None, expected a text' in lines[0]
+    assert 'columns: None, expected conditions, as --columns=\'[{"masked": "..."}]\' (masked: None, expected a text' in lines[0]
     for policy in ("fill-in", load_policy("fill-in")):
         with pytest.raises(ValueError, match=r"^columns: None, expected conditions"):
             sample(policy, 1)

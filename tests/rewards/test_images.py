@@ -107,16 +107,19 @@ def test_a_wrong_label_is_named(label: Any, said: str) -> None:
         SSIMToClassMean()(pictures(2), label=label)
 
 
-def test_ssim_errors_name_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ssim_errors_name_what_is_wrong() -> None:
     with pytest.raises(ValueError, match="window: 4, expected 3, 5 or 7"):
         SSIMToClassMean(4)
     pytest.importorskip("skimage")
     pytest.importorskip("sklearn")
     with pytest.raises(ValueError, match=r"samples: an image of 4 by 4 pixels, expected \(8, 8\)"):
         SSIMToClassMean()(pictures(1, size=4), label=[0])
-    monkeypatch.setitem(sys.modules, "skimage.metrics", None)
-    with pytest.raises(ImportError, match=r"scikit-image is not installed; pip install discrete-grpo\[images\]"):
-        SSIMToClassMean()(pictures(1), label=[0])
+
+
+def test_a_missing_package_is_told_when_the_reward_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "skimage", None)
+    with pytest.raises(ImportError, match=r"scikit-image is not installed; pip install 'discrete-grpo\[images\]'"):
+        SSIMToClassMean()
 
 
 # -- the classifier

@@ -54,6 +54,19 @@ class Flat(twins.Words):
         return replace(drawn, logp=drawn.logp.sum(1))
 
 
+class Raises(twins.Words):
+    """Looks up a name that is not there."""
+
+    def sites(self, rollout: Rollout, steps: Tensor | None = None) -> Any:
+        return {"tables": super().sites(rollout, steps)}["sites"]
+
+
+def test_an_error_of_the_tables_names_the_method_and_the_line() -> None:
+    told = r"^policy Raises\.sites: raised KeyError: 'sites' \(test_wrong_policies\.py, line \d+\)$"
+    with pytest.raises(PolicyError, match=told):
+        trainer(Raises()).train()
+
+
 @pytest.mark.parametrize("settings", [{}, {"timestep_chunk": 1}, {"timestep_fraction": 0.5}])
 def test_tables_of_steps_that_were_not_asked_for_are_refused(settings: dict[str, Any]) -> None:
     """Else the loss would be of too many steps, and larger by as much."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,9 +70,15 @@ class PretrainDigitsRecipe:
     width: int = 64
     dropout: float = 0.2
     condition_dropout: float = 0.0
-    autoencoder: PretrainConfig = field(default_factory=lambda: _small(1500, 2e-3))
-    classifier: PretrainConfig = field(default_factory=lambda: _small(1000, 2e-3))
-    pretrain: PretrainConfig = field(default_factory=lambda: _small(1000, 2e-3))
+    autoencoder: PretrainConfig = field(
+        default_factory=partial(PretrainConfig, max_steps=1500, batch_size=128, learning_rate=2e-3, warmup_steps=50, ema_decay=0.99)
+    )
+    classifier: PretrainConfig = field(
+        default_factory=partial(PretrainConfig, max_steps=1000, batch_size=128, learning_rate=2e-3, warmup_steps=50, ema_decay=0.99)
+    )
+    pretrain: PretrainConfig = field(
+        default_factory=partial(PretrainConfig, max_steps=1000, batch_size=128, learning_rate=2e-3, warmup_steps=50, ema_decay=0.99)
+    )
     evaluation_samples: int = 200
 
     def __post_init__(self) -> None:
@@ -79,10 +86,6 @@ class PretrainDigitsRecipe:
         check_fields(self, "codes", least=2, most=256 - NUM_CLASSES - 4)
         check_fields(self, "code_width layers heads width", least=1)
         check_fields(self, "dropout condition_dropout", least=0, below=1)
-
-
-def _small(steps: int, rate: float) -> PretrainConfig:
-    return PretrainConfig(max_steps=steps, batch_size=128, learning_rate=rate, warmup_steps=50, ema_decay=0.99)
 
 
 # -- policies

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 
 from discrete_grpo.core.checks import check_distinct, check_range
 from discrete_grpo.datasets.reading import check_file
@@ -54,5 +55,5 @@ def preprocess(
     report_broken(path, found["examples"], good, count=found["broken"])
     dropped = f", {found['dropped']:,} of other sizes left out" if found["dropped"] else ""
     print(f"{folder}: {found['molecules']:,} molecules in {len(found['shards'])} shards{dropped}")
-    print(f"train on it with: discrete-grpo {FORMS[options.form]} --data={folder}")
+    print(f"train on it with: discrete-grpo {FORMS[options.form]} --data={quote(str(folder))}")
     return folder

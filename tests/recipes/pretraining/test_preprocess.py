@@ -72,14 +72,14 @@ def test_a_refused_build_leaves_no_folder(file: Path, tmp_path: Path) -> None:
 
 
 def test_the_command_says_what_it_made_and_what_it_left_out(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = tmp_path / "shards"
+    folder = tmp_path / "two words"
     words = ["preprocess", str(file), f"--output_dir={folder}", "--form=graphs", "--max_atoms=4", "--jobs=1"]
     for _ in range(2):  # the second call finds all done
         assert main(words) == 0
         said = capsys.readouterr()
         manifest = json.loads((folder / "manifest.json").read_text())
         assert f"{folder}: {manifest['molecules']} molecules in 1 shards, {manifest['dropped']} of other sizes left out" in said.out
-        assert f"train on it with: discrete-grpo pretrain --data={folder}" in said.out
+        assert f"train on it with: discrete-grpo pretrain --data='{folder}'\n" in said.out
         assert "1 of 128 lines are no molecule: line 128: 'bad('" in said.err
     assert main([*words, "--max_broken=0"]) == 2
     assert "max_broken 0.0%): line 128: 'bad('" in capsys.readouterr().err
