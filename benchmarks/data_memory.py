@@ -35,6 +35,7 @@ SOURCES = [
     "benchmarks/data_memory.py",
     "datasets/parallel.py",
     "datasets/shards.py",
+    "datasets/shard_arrays.py",
     "datasets/shard_building.py",
     "datasets/sharded.py",
     "datasets/smiles.py",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -16,10 +17,52 @@ from discrete_grpo.datasets.scored import UNKNOWN
 from discrete_grpo.datasets.text_files import MAX_BYTES
 from discrete_grpo.domains.molecule_properties import descriptor, descriptor_names
 
-__all__ = ["measured_names", "read_measured"]
+__all__ = ["Columns", "measured_names", "read_measured"]
 
 MOST = 30
 """Largest number of columns that a message lists."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Columns of numbers of a SMILES table.
+
+    Attributes:
+        path: the file.
+        header: names of all columns.
+        names: names of those that are read.
+    """
+
+    path: str
+    header: tuple[str, ...]
+    names: tuple[str, ...]
+
+    @classmethod
+    def open(
+        cls, path: str | Path, names: Sequence[str], smiles_column: str | None, max_bytes: int
+    ) -> tuple[Columns, Iterator[tuple[int, list[str]]]]:
+        """Columns of a file, and (line number, cells) of its rows; for the arguments see :func:`read_measured`."""
+        header, body = table_body(Path(path), smiles_column, max_bytes)
+
+        def rows() -> Iterator[tuple[int, list[str]]]:
+            try:
+                yield from body
+            except csv.Error as error:
+                raise ValueError(f"path: {str(path)!r} cannot be read as a table: {error}") from None
+
+        return cls(str(path), tuple(header), tuple(names)), rows()
+
+    def numbers(self, line: int, row: Sequence[str]) -> list[float]:
+        """The numbers in the cells of a row; NaN where one is unknown.
+
+        Raises:
+            ValueError: for a cell that holds something else, or a row with more cells than the header, naming the line.
+        """
+        cells, width = [cell.strip() for cell in row] + [""] * (len(self.header) - len(row)), len(self.header)
+        if any(cells[width:]):
+            told = f"path: line {line} of {self.path!r} has {len(cells)} cells, expected {width} as the header has"
+            raise ValueError(f"{told}; a cell that holds the delimiter, such as a decimal comma, needs quotes")
+        return [_number(cells[self.header.index(name)], self.path, line, name) for name in self.names]
 
 
 def measured_names(
@@ -84,20 +127,9 @@ def read_measured(
         ValueError: for a line that is not there, a cell of these lines that holds something else, or a row with more cells than the
             header, naming the line.
     """
-    header, body = table_body(Path(path), smiles_column, max_bytes)
-    places, wanted = [header.index(name) for name in names], set(lines)
-    found: dict[int, list[float]] = {}
-    try:
-        for line, row in body:
-            if line not in wanted:
-                continue
-            cells = [cell.strip() for cell in row] + [""] * (len(header) - len(row))
-            if any(cells[len(header) :]):
-                told = f"path: line {line} of {str(path)!r} has {len(cells)} cells, expected {len(header)} as the header has"
-                raise ValueError(f"{told}; a cell that holds the delimiter, such as a decimal comma, needs quotes")
-            found[line] = [_number(cells[k], path, line, header[k]) for k in places]
-    except csv.Error as error:
-        raise ValueError(f"path: {str(path)!r} cannot be read as a table: {error}") from None
+    columns, rows = Columns.open(path, names, smiles_column, max_bytes)
+    wanted = set(lines)
+    found = {line: columns.numbers(line, row) for line, row in rows if line in wanted}
     if missing := wanted - found.keys():
         raise ValueError(f"lines: {min(missing)}, expected numbers of lines of {str(path)!r} below its header")
     return torch.tensor([found[line] for line in lines], dtype=torch.float64).reshape(len(lines), len(names))

@@ -19,19 +19,19 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from discrete_grpo.core.atomic import atomic_write
 from discrete_grpo.core.checks import check_range
-from discrete_grpo.datasets.molecules import NUM_BOND_CLASSES, MoleculeStatistics, descriptors, property_scales, shares
-from discrete_grpo.datasets.packing import pack_lines
+from discrete_grpo.datasets.measured import Columns, measured_names
+from discrete_grpo.datasets.molecules import NUM_BOND_CLASSES, MoleculeStatistics, property_scales, shares
 from discrete_grpo.datasets.parallel import blocks, map_blocks
 from discrete_grpo.datasets.reading import check_broken, check_file, content_key, smiles_rows
-from discrete_grpo.datasets.shards import ALIGNMENT, FORMAT, FORMS, MANIFEST, PLAN, Array, MappedShard, Shard, damage, shard_files
-from discrete_grpo.datasets.smiles import parse_lines
+from discrete_grpo.datasets.shard_arrays import EXAMPLES, Conditions, graph_arrays, token_arrays
+from discrete_grpo.datasets.shards import ALIGNMENT, FORMAT, FORMS, MANIFEST, PLAN, MappedShard, Shard, damage, shard_files
 from discrete_grpo.datasets.text_files import MAX_BYTES
-from discrete_grpo.domains.molecule_properties import descriptor
 from discrete_grpo.domains.molecules import AtomType, Vocabulary
-from discrete_grpo.domains.tokenizer import EOS, SMILES, Tokenizer
+from discrete_grpo.domains.tokenizer import SMILES, Tokenizer
 
 __all__ = ["SHARD_LINES", "ShardOptions", "build_shards"]
 
@@ -41,10 +41,9 @@ LEFTOVER = re.compile(r"\..+\.[0-9a-f]{12}\.tmp")
 """Names of the files that killed writes leave."""
 SHARD_FILE = re.compile(r"shard-\d{5,}\.(bin|json)")
 """Names of the files of shards."""
-EXAMPLES = 5
-"""Number of broken lines that a record lists."""
 
-Rows = Sequence[tuple[int, str]]
+Row = tuple[int, str, Sequence[str]]
+"""Number of a line, SMILES, and the cells of its row if columns are read."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ class ShardOptions:
 
     Attributes:
         form: ``smiles`` for token sequences, ``graphs`` for packed graphs.
-        properties: RDKit descriptors to keep as conditions.
+        properties: names of conditions to keep: of columns of numbers in the file, and else of RDKit descriptors.
         scaffold: whether to keep Murcko scaffolds as conditions; for ``smiles``.
         max_atoms: larger molecules are left out; None keeps all; for ``graphs``.
         smiles_column: name of the column of SMILES; None finds it by its name.
@@ -80,15 +79,10 @@ class ShardOptions:
         if self.max_atoms is not None:
             check_range("max_atoms", self.max_atoms, least=1)
         check_range("shard_lines", self.shard_lines, least=1)
-        for name in self.properties:
-            try:
-                descriptor(name)
-            except ValueError as error:
-                raise ValueError(f"{error} (shards keep descriptors, not columns of the file)") from None
 
 
 class _NothingLeft(ValueError):
-    """The options leave no molecule, so that the shards are of no use to another call."""
+    """The options leave no molecule or no value of a property, so that the shards are of no use to another call."""
 
 
 def build_shards(
@@ -104,7 +98,7 @@ def build_shards(
     """Write the molecules of a file as a folder of shards; returns the manifest.
 
     The folder does not depend on ``jobs`` or on how often its building was stopped. If a file is refused before a shard is
-    complete, or no molecule is left, the folder is removed.
+    complete, or no molecule or no value of a property is left, the folder is removed.
 
     Args:
         path: molecule file, as in :func:`~discrete_grpo.datasets.reading.read_smiles`.
@@ -118,27 +112,50 @@ def build_shards(
     Raises:
         FileNotFoundError: if there is no such file.
         ValueError: if the folder cannot be made or holds something else, no molecules are left, more lines are broken than allowed,
-            or the column is not certain.
+            the column is not certain, or a property is neither a column nor a descriptor or is known for no molecule.
     """
     path, folder, options = Path(path), Path(folder), options or ShardOptions()
     check_range("max_broken", max_broken, least=0, most=1, note=" (a share of the lines)")
     check_file(path)
-    plan = _plan(path, options)
+    plan, measured = _plan(path, options), _measured(path, options, max_bytes)
     with _begun(folder, plan):
-        shards = _shards(path, folder, options, max_bytes, jobs, tell)
+        shards = _shards(path, folder, options, measured, max_bytes, jobs, tell)
         _check(path, shards, max_broken, options)
-    return _finish(folder, plan, shards, options)
+        return _finish(folder, plan, shards, options, measured)
+
+
+def _measured(path: Path, options: ShardOptions, max_bytes: int) -> Columns | None:
+    """The columns that are read as conditions; None for none."""
+    if not options.properties:
+        return None
+    names = measured_names(path, options.properties, smiles_column=options.smiles_column, max_bytes=max_bytes)
+    return Columns.open(path, names, options.smiles_column, max_bytes)[0] if names else None
+
+
+def _rows(path: Path, options: ShardOptions, measured: Columns | None, max_bytes: int) -> Iterator[Row]:
+    """The lines of a file, with the cells of their rows if there are columns to read."""
+    rows = smiles_rows(path, options.smiles_column, max_bytes)
+    if measured is None:
+        return ((line, text, ()) for line, text in rows)
+    _, cells = Columns.open(path, measured.names, options.smiles_column, max_bytes)
+    return ((line, text, row) for (line, text), (_, row) in zip(rows, cells, strict=True))
 
 
 def _shards(
-    path: Path, folder: Path, options: ShardOptions, max_bytes: int, jobs: int | None, tell: Callable[[int], None] | None
+    path: Path,
+    folder: Path,
+    options: ShardOptions,
+    measured: Columns | None,
+    max_bytes: int,
+    jobs: int | None,
+    tell: Callable[[int], None] | None,
 ) -> list[Shard]:
     """The records of all shards, of which those that are not whole yet are written."""
-    done, todo = [0], partial(write_shard, folder=folder, options=options, path=path)
+    done, todo = [0], partial(write_shard, folder=folder, options=options, path=path, measured=measured)
     known: dict[int, Shard] = {}
 
-    def missing() -> Iterator[tuple[int, list[tuple[int, str]]]]:
-        for index, rows in enumerate(blocks(smiles_rows(path, options.smiles_column, max_bytes), options.shard_lines)):
+    def missing() -> Iterator[tuple[int, list[Row]]]:
+        for index, rows in enumerate(blocks(_rows(path, options, measured, max_bytes), options.shard_lines)):
             found = _finished(folder, index)
             if found is None:
                 yield index, rows
@@ -163,7 +180,7 @@ def _plan(path: Path, options: ShardOptions) -> dict[str, Any]:
 
 @contextmanager
 def _begun(folder: Path, plan: Mapping[str, Any]) -> Iterator[None]:
-    """Make the folder with its plan; it is removed if the block fails before it has written a shard, or leaves no molecule."""
+    """Make the folder with its plan; remove it if the block fails before it has written a shard, or with :class:`_NothingLeft`."""
     new = not folder.exists()
     _begin(folder, plan)
     try:
@@ -247,10 +264,17 @@ def _check(path: Path, shards: Sequence[Shard], max_broken: float, options: Shar
 # -- one shard
 
 
-def write_shard(task: tuple[int, Rows], *, folder: Path, options: ShardOptions, path: Path) -> tuple[int, Shard]:
+def write_shard(
+    task: tuple[int, Sequence[Row]], *, folder: Path, options: ShardOptions, path: Path, measured: Columns | None = None
+) -> tuple[int, Shard]:
     """Parse the lines of a shard and write it; returns its index and its record."""
     index, rows = task
-    arrays, facts = (_tokens if options.form == "smiles" else _graphs)(rows, options, path)
+    read = Conditions(options.properties, measured, {line: cells for line, _, cells in rows} if measured is not None else {})
+    lines = [(line, text) for line, text, _ in rows]
+    if options.form == "smiles":
+        arrays, facts = token_arrays(lines, read, scaffold=options.scaffold)
+    else:
+        arrays, facts = graph_arrays(lines, read, path, max_atoms=options.max_atoms)
     data, record = shard_files(folder, index)
     places, size, digest = {}, 0, hashlib.sha256()
     with atomic_write(data) as file:
@@ -265,60 +289,27 @@ def write_shard(task: tuple[int, Rows], *, folder: Path, options: ShardOptions, 
     return index, shard
 
 
-def _tokens(rows: Rows, options: ShardOptions, path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
-    good, cores, values, broken, _ = parse_lines(rows, options.properties, options.scaffold)
-    own = Tokenizer.of(good, SMILES).tokens if good else ()
-    every = Tokenizer.of([*good, *cores], SMILES) if good else None
-    kind = np.uint8 if every is None or len(every) <= 256 else np.uint16
-    arrays: dict[str, Array] = {}
-    arrays["tokens"], arrays["starts"] = _flat([[*every.encode(t), EOS] for t in good] if every else [], kind)
-    if options.scaffold:
-        arrays["prompts"], arrays["prompt_starts"] = _flat([every.encode(t) for t in cores] if every else [], kind)
-    if options.properties:
-        arrays["values"] = np.array(values, dtype=np.float64).astype(np.float32).ravel()
-    lengths = Counter(np.diff(arrays["starts"]).tolist())
-    longest = int(np.diff(arrays["prompt_starts"]).max(initial=0)) if options.scaffold else 0
-    counts = {"tokens": own, "lengths": {str(n): lengths[n] for n in sorted(lengths)}, "longest_prompt": longest}
-    facts = {"rows": len(good), "dropped": 0, "broken": len(broken), "examples": tuple(broken[:EXAMPLES]), "largest": 0}
-    return arrays, facts | {"classes": every.tokens if every else (), "counts": counts}
-
-
-def _flat(parts: Sequence[Sequence[int]], kind: type[np.generic]) -> tuple[Array, Array]:
-    """Lists of ids end to end, and where each starts, with the end of the last."""
-    starts = np.cumsum([0, *map(len, parts)], dtype=np.int64)
-    return np.fromiter((k for part in parts for k in part), dtype=kind, count=int(starts[-1])), starts
-
-
-def _graphs(rows: Rows, options: ShardOptions, path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
-    packer = pack_lines(rows, path, None, options.max_atoms)
-    sizes = np.array(packer.sizes, dtype=np.int64)
-    nodes, pairs = np.frombuffer(packer.nodes, dtype=np.uint8), np.frombuffer(packer.pairs, dtype=np.uint8)
-    arrays: dict[str, Array] = {"nodes": nodes, "node_starts": np.cumsum(np.append(0, sizes)), "pairs": pairs}
-    arrays["pair_starts"] = np.cumsum(np.append(0, sizes * (sizes - 1) // 2))
-    if options.properties:
-        arrays["values"] = descriptors(packer.smiles, options.properties).numpy().ravel()
-    counts = {
-        "nodes": np.bincount(nodes, minlength=len(packer.types)).tolist(),
-        "pairs": np.bincount(pairs, minlength=NUM_BOND_CLASSES).tolist(),
-        "sizes": np.bincount(sizes).tolist(),
-    }
-    classes = tuple(AtomType(*kind).label for kind in packer.types)
-    facts = {"rows": len(sizes), "dropped": packer.dropped, "broken": len(packer.broken), "largest": packer.largest}
-    return arrays, facts | {"examples": tuple(packer.broken[:EXAMPLES]), "classes": classes, "counts": counts}
-
-
 # -- the whole
 
 
-def _finish(folder: Path, plan: Mapping[str, Any], shards: Sequence[Shard], options: ShardOptions) -> dict[str, Any]:
+def _finish(
+    folder: Path, plan: Mapping[str, Any], shards: Sequence[Shard], options: ShardOptions, measured: Columns | None
+) -> dict[str, Any]:
     """Write the manifest and remove the leftovers of killed writes."""
+    table = _values(folder, shards, options.properties)
+    try:
+        scales = property_scales(options.properties, table)
+    except ValueError as error:
+        raise _NothingLeft(str(error)) from None
+    unknown = dict(zip(options.properties, table.isnan().sum(0).tolist(), strict=True))
     manifest = {
         **plan,
         "molecules": sum(shard.rows for shard in shards),
         "dropped": sum(shard.dropped for shard in shards),
         "broken": sum(shard.broken for shard in shards),
         "examples": [example for shard in shards for example in shard.examples][:EXAMPLES],
-        "properties": _scales(folder, shards, options.properties),
+        "properties": [asdict(scale) for scale in scales],
+        "measured": {name: unknown[name] for name in (measured.names if measured is not None else ())},
         "statistics": _token_statistics(shards) if options.form == "smiles" else _graph_statistics(shards, plan["name"]),
         "shards": [shard.to_json() for shard in shards],
     }
@@ -360,13 +351,12 @@ def _graph_statistics(shards: Sequence[Shard], name: str) -> dict[str, Any]:
     return MoleculeStatistics(shares(sizes), shares(kinds), shares(pairs), vocabulary, rows, name).to_json()
 
 
-def _scales(folder: Path, shards: Sequence[Shard], properties: Sequence[str]) -> list[dict[str, Any]]:
-    """Mean and deviation of every property over all shards, bit-identical to those of a data set in memory."""
+def _values(folder: Path, shards: Sequence[Shard], properties: Sequence[str]) -> Tensor:
+    """The conditions [M, K] of all shards, which have the scales of a data set in memory to the bit."""
     if not properties:
-        return []
+        return torch.empty(0, 0)
     values = [MappedShard(shard_files(folder, k)[0], shard)["values"] for k, shard in enumerate(shards)]
-    table = torch.from_numpy(np.concatenate(values)).reshape(-1, len(properties))
-    return [asdict(scale) for scale in property_scales(properties, table)]
+    return torch.from_numpy(np.concatenate(values)).reshape(-1, len(properties))
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -152,6 +152,7 @@ class ShardFolder:
         dropped: number of molecules of other sizes than requested.
         examples: (line number, text) of the first broken lines.
         properties: names, means and deviations of the properties.
+        measured: those of them that were read from columns of the file, with the number of molecules for which each is unknown.
         shards: record of each shard.
 
     Raises:
@@ -170,6 +171,7 @@ class ShardFolder:
             self.broken, self.dropped = int(manifest["broken"]), int(manifest["dropped"])
             self.examples = tuple((int(line), str(text)) for line, text in manifest["examples"])
             self.properties = tuple(Property(**scale) for scale in manifest["properties"])
+            self.measured = {str(name): int(unknown) for name, unknown in manifest.get("measured", {}).items()}
             self.shards = tuple(Shard.from_json(record) for record in manifest["shards"])
         except (KeyError, TypeError, ValueError) as error:
             raise _damaged(self.path / MANIFEST, f"{type(error).__name__}: {error}") from None

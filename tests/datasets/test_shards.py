@@ -206,7 +206,6 @@ def test_what_does_not_fit_is_refused_in_one_line(file: Path, tmp_path: Path) ->
         ({"max_atoms": 9}, "max_atoms: 9, expected none with form smiles"),
         ({"form": "graphs", "max_atoms": 0}, "max_atoms: 0, expected at least 1"),
         ({"shard_lines": 0}, "shard_lines: 0, expected at least 1"),
-        ({"properties": ("logp",)}, "properties: 'logp' is no RDKit descriptor; did you mean 'MolLogP'? (shards keep"),
     ):
         with pytest.raises(ValueError, match=re.escape(said)):
             ShardOptions(**wrong)

@@ -14,13 +14,13 @@ from discrete_grpo.core.checks import check_distinct
 from discrete_grpo.core.processes import is_first
 from discrete_grpo.datasets.measured import measured_names, read_measured
 from discrete_grpo.datasets.reading import smiles_rows, table_body
-from discrete_grpo.datasets.shards import is_shard_folder
+from discrete_grpo.datasets.shards import ShardFolder, is_shard_folder
 from discrete_grpo.datasets.text_files import path_named
 from discrete_grpo.domains.molecule_properties import descriptor_names
 from discrete_grpo.recipes.conditions import READ_WITH, RESERVED
 from discrete_grpo.recipes.pretraining.molecule_files import data_file
 
-__all__ = ["MoleculeFile", "known_columns", "measured_columns", "measured_values", "not_computed"]
+__all__ = ["MoleculeFile", "known_columns", "measured_columns", "measured_in", "measured_values", "not_computed"]
 
 TAKEN = (*RESERVED, *READ_WITH["node_kernel"])
 """Names that conditions cannot have, or that mean something else to a policy."""
@@ -91,11 +91,23 @@ def measured_values(recipe: _Recipe, names: Sequence[str], lines: Sequence[int])
     path, options = _source(recipe)
     with path_named("data"):
         table = read_measured(path, names, lines, **options)
-    for name, column in zip(names, table.unbind(1), strict=True):
-        if (unknown := int(column.isnan().sum())) and is_first():
-            told = f"{name} is unknown for {unknown} of {len(lines)} molecules, which are trained on without it"
-            print(f"{path}: {told}", file=sys.stderr)
+    _tell_unknown(path, dict(zip(names, table.isnan().sum(0).tolist(), strict=True)), len(lines))
     return dict(zip(names, table.unbind(1), strict=True))
+
+
+def measured_in(folder: ShardFolder, properties: Sequence[str]) -> tuple[str, ...]:
+    """Return those of ``properties`` that a folder of shards has from columns of its file; a line counts unknown values."""
+    found = tuple(name for name in properties if name in folder.measured)
+    _tell_unknown(folder.path, {name: folder.measured[name] for name in found}, len(folder))
+    return found
+
+
+def _tell_unknown(path: Path, unknown: Mapping[str, int], molecules: int) -> None:
+    """Print for how many molecules each condition is unknown, if for any."""
+    for name, count in unknown.items():
+        if count and is_first():
+            told = f"{name} is unknown for {count} of {molecules} molecules, which are trained on without it"
+            print(f"{path}: {told}", file=sys.stderr)
 
 
 def not_computed(properties: Sequence[Any], metadata: Mapping[str, Any]) -> tuple[str, ...]:

@@ -37,7 +37,7 @@ from discrete_grpo.recipes.pretraining.diffusion import DiffusionOptions, diffus
 from discrete_grpo.recipes.pretraining.field_options import equivariant_sizes
 from discrete_grpo.recipes.pretraining.fitting import fit, fresh_metrics
 from discrete_grpo.recipes.pretraining.held_out import NOISY_DRAWS, hold_out, with_held_out
-from discrete_grpo.recipes.pretraining.measured import measured_columns, measured_values
+from discrete_grpo.recipes.pretraining.measured import measured_columns, measured_in, measured_values
 from discrete_grpo.recipes.pretraining.molecule_fields import (
     POLICY_WORDS,
     ChargeOptions,
@@ -207,6 +207,8 @@ def run_pretrain(recipe: PretrainRecipe, *, network: nn.Module | None = None, re
         raise ValueError(f"network: {type(network).__name__}, expected none with charges as a field")
     measured = measured_columns(recipe)
     data = _dataset(recipe)
+    if isinstance(data, ShardedMolecules):
+        measured = measured_in(data.folder, recipe.properties)
     made = _with_field(recipe, data) if recipe.charges == "field" else _joint(recipe, data, measured, network)
     policy, given, stats = made
     train, held_out = hold_out(given, data.smiles if isinstance(data, MoleculeDataset) else range(len(data)), recipe.test_share)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from shlex import quote
 
-from discrete_grpo.core.checks import check_distinct, check_range
+from discrete_grpo.core.checks import check_range
 from discrete_grpo.datasets.reading import check_file
 from discrete_grpo.datasets.shard_building import ShardOptions, build_shards
 from discrete_grpo.datasets.shards import FORMS
 from discrete_grpo.datasets.text_files import MAX_BYTES, path_named
 from discrete_grpo.recipes.left_out import report_broken
+from discrete_grpo.recipes.pretraining.measured import MoleculeFile, measured_columns
 from discrete_grpo.recipes.pretraining.molecule_files import data_file
 from discrete_grpo.runs.console import progress
 from discrete_grpo.runs.lock import locked_folder
@@ -41,13 +42,13 @@ def preprocess(
 
     Raises:
         FileNotFoundError: if there is no such file.
-        ValueError: as :func:`~discrete_grpo.datasets.shard_building.build_shards`, if a property is given twice, or if another
-            process works in the folder.
+        ValueError: as :func:`~discrete_grpo.datasets.shard_building.build_shards`, if a property is given twice or is one that a
+            condition cannot have, or if another process works in the folder.
     """
     path, folder, options = data_file(str(data)), Path(output_dir), options or ShardOptions()
-    check_distinct("properties", options.properties)
     with path_named("data"):
         check_file(path)
+    measured_columns(MoleculeFile(str(path), options.properties, options.smiles_column, max_bytes))
     check_range("max_broken", max_broken, least=0, most=1, note=" (a share of the lines)")  # before the lock makes the folder
     with locked_folder(folder), path_named("data"), progress("lines", None) as shown:
         found = build_shards(path, folder, options, max_broken=max_broken, max_bytes=max_bytes, jobs=jobs, tell=shown.reach)
@@ -55,5 +56,7 @@ def preprocess(
     report_broken(path, found["examples"], good, count=found["broken"])
     dropped = f", {found['dropped']:,} of other sizes left out" if found["dropped"] else ""
     print(f"{folder}: {found['molecules']:,} molecules in {len(found['shards'])} shards{dropped}")
+    if unknown := [f"{name} is unknown for {count:,}" for name, count in found["measured"].items() if count]:
+        print(f"{', '.join(unknown)} of them")
     print(f"train on it with: discrete-grpo {FORMS[options.form]} --data={quote(str(folder))}")
     return folder

@@ -27,7 +27,7 @@ from discrete_grpo.policies.truncation import Truncation
 from discrete_grpo.recipes.left_out import report_broken, report_kept
 from discrete_grpo.recipes.pretraining.fitting import fit, fresh_metrics
 from discrete_grpo.recipes.pretraining.held_out import hold_out, with_held_out
-from discrete_grpo.recipes.pretraining.measured import measured_columns, measured_values
+from discrete_grpo.recipes.pretraining.measured import measured_columns, measured_in, measured_values
 from discrete_grpo.recipes.pretraining.molecule_files import check_shard_options, data_file
 from discrete_grpo.recipes.pretraining.training_conditions import training_conditions
 from discrete_grpo.training.config import PretrainConfig
@@ -162,7 +162,8 @@ def _data(recipe: PretrainSmilesRecipe) -> _Data:
         shards = ShardedTokens(recipe.data, recipe.properties, recipe.scaffold)
         check_shard_options(shards.folder, recipe.max_broken, recipe.smiles_column)
         longest = max(int(shards.sizes.max()) - 1, shards.longest_prompt if recipe.scaffold else 0)
-        return _Data(shards, shards.tokenizer, shards.properties, longest, shards.folder.name, (), range(len(shards)))
+        measured = measured_in(shards.folder, recipe.properties)
+        return _Data(shards, shards.tokenizer, shards.properties, longest, shards.folder.name, measured, range(len(shards)))
     measured = measured_columns(recipe)
     lines = _lines(recipe, measured)
     values = with_measured(recipe.properties, lines.properties, lines.values, measured_values(recipe, measured, lines.lines))

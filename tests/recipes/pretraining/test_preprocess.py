@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from discrete_grpo.cli.__main__ import main
 from discrete_grpo.datasets.enumeration import enumerated_smiles
+from discrete_grpo.datasets.sharded import ShardedTokens
 from discrete_grpo.recipes.pretraining.preprocess import ShardOptions, preprocess
+from discrete_grpo.runs.checkpoint import load_metadata
 
 COMMON = ("--pretrain.max_steps=6", "--pretrain.batch_size=16", "--evaluation_samples=0", "--data_name=some")
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A molecule in each row, with a column of numbers of which every seventh is not known, and rows that hold no molecule."""
+    path = tmp_path_factory.mktemp("data") / "some.csv"
+    few = [s for _, s in zip(range(2000), enumerated_smiles(), strict=False)][::16]
+    rows = [f'"a, b",{s},{"" if k % 7 == 3 else k * 0.37 - 20}' for k, s in enumerate([*few, "C[N+](C)(C)C", "C1CC1Br"])]
+    path.write_text("\n".join(["note,smiles,activity", *rows[:50], "x,bad(,no number", *rows[50:], "", "x,worse(,1,2,3"]))
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -35,14 +49,24 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("pretrain", ("--network.layers=1", "--max_atoms=7"), ("--form=graphs", "--max_atoms=7")),
         ("pretrain", ("--network.layers=1", "--properties=[MolLogP]"), ("--form=graphs", "--properties=[MolLogP]")),
         ("pretrain", ("--network.layers=1", "--charges=field"), ("--form=graphs",)),
+        (
+            "pretrain-smiles",
+            ("--layers=1", "--width=16", "--heads=2", "--properties=[TPSA,activity,qed]"),
+            ("--properties=[TPSA,activity,qed]",),
+        ),
+        (
+            "pretrain",
+            ("--network.layers=1", "--max_atoms=6", "--properties=[activity]"),
+            ("--form=graphs", "--max_atoms=6", "--properties=[activity,TPSA]"),
+        ),
     ],
 )
 def test_training_on_shards_gives_the_bits_of_training_on_the_file(
-    file: Path, tmp_path: Path, command: str, options: tuple[str, ...], given: tuple[str, ...]
+    file: Path, table: Path, tmp_path: Path, command: str, options: tuple[str, ...], given: tuple[str, ...]
 ) -> None:
-    shards = tmp_path / "shards"
-    assert main(["preprocess", str(file), f"--output_dir={shards}", "--shard_lines=40", "--jobs=1", *given]) == 0
-    for name, data in (("file", file), ("shards", shards)):
+    shards, source = tmp_path / "shards", table if any("activity" in word for word in given) else file
+    assert main(["preprocess", str(source), f"--output_dir={shards}", "--shard_lines=40", "--jobs=1", *given]) == 0
+    for name, data in (("file", source), ("shards", shards)):
         assert main([command, f"--data={data}", f"--output_dir={tmp_path / name}-run", *options, *COMMON]) == 0
     ours, theirs = (tmp_path / f"{name}-run" for name in ("shards", "file"))
     weights, expected = (load_file(run / "policy" / "model.safetensors") for run in (ours, theirs))
@@ -55,6 +79,45 @@ def test_training_on_shards_gives_the_bits_of_training_on_the_file(
     assert metrics[0] == metrics[1]
     described = [json.loads((run / "policy" / "config.json").read_text()) for run in (ours, theirs)]
     assert described[0] == described[1]
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_conditions_may_be_columns_of_the_file(jobs: int, table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "shards"
+    words = ["preprocess", str(table), f"--output_dir={folder}", "--shard_lines=30", f"--jobs={jobs}"]
+    assert main([*words, "--properties=[activity,TPSA]"]) == 0
+    assert "activity is unknown for 18 of them\n" in capsys.readouterr().out
+    found = ShardedTokens(folder, ("activity",))
+    assert found.folder.measured == {"activity": 18}
+    values = found.batch(torch.arange(len(found))).properties
+    assert values is not None
+    raw = (values[:, 0] * found.properties[0].std + found.properties[0].mean).tolist()
+    assert raw == pytest.approx([math.nan if k % 7 == 3 else k * 0.37 - 20 for k in range(len(found))], abs=1e-4, nan_ok=True)
+    run = [f"--data={folder}", "--layers=1", "--width=16", "--heads=2", *COMMON, "--pretrain.max_steps=1"]
+    assert main(["pretrain-smiles", *run, "--properties=[activity]", f"--output_dir={tmp_path / 'run'}"]) == 0
+    assert f"{folder}: activity is unknown for 18 of {len(found)} molecules" in capsys.readouterr().err
+    assert load_metadata(tmp_path / "run" / "policy")["measured"] == ["activity"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "name", "told"),
+    [
+        (["CO,1"], "activty", "properties: 'activty' is neither a column of 'my.csv' nor a descriptor of RDKit; did you mean"),
+        (["CO,1"], "smiles", "properties: 'smiles' is neither a column"),
+        (["CO,>3"], "activity", "properties: line 2 of 'my.csv' holds '>3' in 'activity', expected a number or nothing"),
+        (["CO,1", "CO,1,5"], "activity", "data: line 3 of 'my.csv' has 3 cells, expected 2 as the header has"),
+        (["CO,", "CC,NaN"], "activity", "properties: activity is finite for none of 2 molecules"),
+        (["CO,1"], "activity,activity", "properties: 'activity' is given twice, expected each once"),
+    ],
+)
+def test_columns_that_are_not_of_numbers_are_refused(
+    rows: list[str], name: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("my.csv").write_text("\n".join(["smiles,activity", *rows]))
+    assert main(["preprocess", "my.csv", "--output_dir=shards", f"--properties=[{name}]", "--jobs=1"]) == 2
+    assert told in capsys.readouterr().err.splitlines()[-1]
+    assert not Path("shards").exists(), "the corrected command needs the folder"
 
 
 def test_a_refused_build_leaves_no_folder(file: Path, tmp_path: Path) -> None:
