@@ -6,6 +6,7 @@ import csv
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -17,10 +18,22 @@ from discrete_grpo.datasets.scored import UNKNOWN
 from discrete_grpo.datasets.text_files import MAX_BYTES
 from discrete_grpo.domains.molecule_properties import descriptor, descriptor_names
 
-__all__ = ["Columns", "measured_names", "read_measured"]
+__all__ = ["Cells", "Columns", "measured_names", "read_measured"]
 
 MOST = 30
 """Largest number of columns that a message lists."""
+
+
+class Cells(NamedTuple):
+    """The cells of a row in the columns that are read.
+
+    Attributes:
+        too_many: number of all cells, if it is above that of the header, else 0.
+        texts: one per column.
+    """
+
+    too_many: int
+    texts: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -52,17 +65,21 @@ class Columns:
 
         return cls(str(path), tuple(header), tuple(names)), rows()
 
-    def numbers(self, line: int, row: Sequence[str]) -> list[float]:
-        """The numbers in the cells of a row; NaN where one is unknown.
+    def cells(self, row: Sequence[str]) -> Cells:
+        """What is needed of a row, which may have cells of many other columns."""
+        cells, width = [cell.strip() for cell in row] + [""] * (len(self.header) - len(row)), len(self.header)
+        return Cells(len(cells) if any(cells[width:]) else 0, tuple(cells[self.header.index(name)] for name in self.names))
+
+    def numbers(self, line: int, cells: Cells) -> list[float]:
+        """The numbers in the cells of a line; NaN where one is unknown.
 
         Raises:
             ValueError: for a cell that holds something else, or a row with more cells than the header, naming the line.
         """
-        cells, width = [cell.strip() for cell in row] + [""] * (len(self.header) - len(row)), len(self.header)
-        if any(cells[width:]):
-            told = f"path: line {line} of {self.path!r} has {len(cells)} cells, expected {width} as the header has"
+        if cells.too_many:
+            told = f"path: line {line} of {self.path!r} has {cells.too_many} cells, expected {len(self.header)} as the header has"
             raise ValueError(f"{told}; a cell that holds the delimiter, such as a decimal comma, needs quotes")
-        return [_number(cells[self.header.index(name)], self.path, line, name) for name in self.names]
+        return [_number(text, self.path, line, name) for name, text in zip(self.names, cells.texts, strict=True)]
 
 
 def measured_names(
@@ -129,7 +146,7 @@ def read_measured(
     """
     columns, rows = Columns.open(path, names, smiles_column, max_bytes)
     wanted = set(lines)
-    found = {line: columns.numbers(line, row) for line, row in rows if line in wanted}
+    found = {line: columns.numbers(line, columns.cells(row)) for line, row in rows if line in wanted}
     if missing := wanted - found.keys():
         raise ValueError(f"lines: {min(missing)}, expected numbers of lines of {str(path)!r} below its header")
     return torch.tensor([found[line] for line in lines], dtype=torch.float64).reshape(len(lines), len(names))

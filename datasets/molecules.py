@@ -206,7 +206,7 @@ def property_scales(names: Sequence[str], values: Float[Tensor, "molecule proper
     for name, column in zip(names, values.double().unbind(1), strict=True):
         known = column[column.isfinite()]
         if not len(known):
-            raise ValueError(f"properties: {name} is finite for none of {len(column)} molecules, expected another descriptor")
+            raise ValueError(f"properties: {name} is finite for none of {len(column)} molecules, expected another property")
         mean, std = float(known.mean()), float(known.std(correction=0))
         found.append(Property(name, mean, std if std > 1e-6 * max(1.0, abs(mean)) else 1.0))
     return tuple(found)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from discrete_grpo.datasets.measured import Columns
+from discrete_grpo.datasets.measured import Cells, Columns
 from discrete_grpo.datasets.molecules import NUM_BOND_CLASSES, descriptors, with_measured
 from discrete_grpo.datasets.packing import pack_lines
 from discrete_grpo.datasets.shards import Array
@@ -32,7 +32,7 @@ class Conditions:
 
     names: Sequence[str]
     columns: Columns | None
-    cells: Mapping[int, Sequence[str]]
+    cells: Mapping[int, Cells]
 
     @property
     def computed(self) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from discrete_grpo.core.atomic import atomic_write
 from discrete_grpo.core.checks import check_range
-from discrete_grpo.datasets.measured import Columns, measured_names
+from discrete_grpo.datasets.measured import Cells, Columns, measured_names
 from discrete_grpo.datasets.molecules import NUM_BOND_CLASSES, MoleculeStatistics, property_scales, shares
 from discrete_grpo.datasets.parallel import blocks, map_blocks
 from discrete_grpo.datasets.reading import check_broken, check_file, content_key, smiles_rows
@@ -42,7 +42,7 @@ LEFTOVER = re.compile(r"\..+\.[0-9a-f]{12}\.tmp")
 SHARD_FILE = re.compile(r"shard-\d{5,}\.(bin|json)")
 """Names of the files of shards."""
 
-Row = tuple[int, str, Sequence[str]]
+Row = tuple[int, str, Cells | None]
 """Number of a line, SMILES, and the cells of its row if columns are read."""
 
 
@@ -117,7 +117,8 @@ def build_shards(
     path, folder, options = Path(path), Path(folder), options or ShardOptions()
     check_range("max_broken", max_broken, least=0, most=1, note=" (a share of the lines)")
     check_file(path)
-    plan, measured = _plan(path, options), _measured(path, options, max_bytes)
+    measured = _measured(path, options, max_bytes)
+    plan = _plan(path, options, measured)
     with _begun(folder, plan):
         shards = _shards(path, folder, options, measured, max_bytes, jobs, tell)
         _check(path, shards, max_broken, options)
@@ -136,9 +137,9 @@ def _rows(path: Path, options: ShardOptions, measured: Columns | None, max_bytes
     """The lines of a file, with the cells of their rows if there are columns to read."""
     rows = smiles_rows(path, options.smiles_column, max_bytes)
     if measured is None:
-        return ((line, text, ()) for line, text in rows)
-    _, cells = Columns.open(path, measured.names, options.smiles_column, max_bytes)
-    return ((line, text, row) for (line, text), (_, row) in zip(rows, cells, strict=True))
+        return ((line, text, None) for line, text in rows)
+    _, table = Columns.open(path, measured.names, options.smiles_column, max_bytes)
+    return ((line, text, measured.cells(row)) for (line, text), (_, row) in zip(rows, table, strict=True))
 
 
 def _shards(
@@ -171,8 +172,9 @@ def _shards(
     return [known[index] for index in range(len(known))]
 
 
-def _plan(path: Path, options: ShardOptions) -> dict[str, Any]:
-    plain = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(options).items()}
+def _plan(path: Path, options: ShardOptions, measured: Columns | None) -> dict[str, Any]:
+    given = asdict(options) | ({} if measured is None else {"measured": measured.names})
+    plain = {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
     form = plain.pop("form")
     source = {"file": path.name, "key": content_key(path, f"shards {FORMAT}")}
     return {"format": FORMAT, "form": form, "name": path.name.split(".")[0], "source": source, "options": plain}
@@ -235,7 +237,7 @@ def _difference(before: Any, plan: Mapping[str, Any]) -> str:
     if not isinstance(before, dict):
         return f"{PLAN} is no plan"
     flat = [{**p, **p.get("options", {}), **{f"source {k}": v for k, v in p.get("source", {}).items()}} for p in (before, plan)]
-    for name in (*plan["options"], "form", "format", "source file", "source key"):
+    for name in (*before.get("options", {}), *plan["options"], "form", "format", "source file", "source key"):
         if flat[0].get(name) != flat[1].get(name):
             return f"{name}: {flat[0].get(name)!r}, given {flat[1].get(name)!r}"
     return "name"
@@ -269,7 +271,7 @@ def write_shard(
 ) -> tuple[int, Shard]:
     """Parse the lines of a shard and write it; returns its index and its record."""
     index, rows = task
-    read = Conditions(options.properties, measured, {line: cells for line, _, cells in rows} if measured is not None else {})
+    read = Conditions(options.properties, measured, {line: cells for line, _, cells in rows if cells is not None})
     lines = [(line, text) for line, text, _ in rows]
     if options.form == "smiles":
         arrays, facts = token_arrays(lines, read, scaffold=options.scaffold)

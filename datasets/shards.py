@@ -173,7 +173,7 @@ class ShardFolder:
             self.properties = tuple(Property(**scale) for scale in manifest["properties"])
             self.measured = {str(name): int(unknown) for name, unknown in manifest.get("measured", {}).items()}
             self.shards = tuple(Shard.from_json(record) for record in manifest["shards"])
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise _damaged(self.path / MANIFEST, f"{type(error).__name__}: {error}") from None
         self._verify()
         self._ends = np.cumsum([shard.rows for shard in self.shards])

@@ -16,7 +16,7 @@ __all__ = ["PolicyError", "check_sample", "draw", "evaluating", "policy_errors"]
 
 
 class PolicyError(RuntimeError):
-    """Raised when a method of a user's policy raises, or ``sample`` does not return a rollout of its contexts."""
+    """Raised when a user's policy raises in ``sample`` or at the first tables, or returns no rollout of its contexts."""
 
 
 def draw(

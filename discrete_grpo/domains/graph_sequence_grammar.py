@@ -11,6 +11,7 @@ implicitly. All queues stand one behind the other in one row of nodes, the one t
 from __future__ import annotations
 
 import re
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -77,7 +78,6 @@ class GraphSequenceGrammar(nn.Module):
         }
         for name, column in columns.items():
             self.register_buffer(name, torch.tensor(column), persistent=False)
-        self.signs = self._signs()
 
     def init_args(self) -> dict[str, Any]:
         """Arguments from which a checkpoint builds this grammar again."""
@@ -155,7 +155,8 @@ class GraphSequenceGrammar(nn.Module):
         few = state["depth"].clamp_max(MOST).unsqueeze(1)
         return torch.cat([counts, few, torch.where(there, degrees.long(), 0), flags.unsqueeze(1)], 1)
 
-    def _signs(self) -> list[Sign]:
+    @cached_property
+    def signs(self) -> list[Sign]:
         """What each token does, for :meth:`states_along`."""
         start = self.start(self.num_tokens, self.star.device)
         ids = torch.arange(self.num_tokens)

@@ -21,6 +21,8 @@ __all__ = ["Sign", "states_along"]
 COUNTERS = ("count", "size", "depth", "due", "base", "floor")
 LENGTHS = {"joined": 1, "degrees": 1, "line": 5, "waiting": 3}
 """Lengths of the tables of a state, in numbers of nodes."""
+MOST_DUE = 3
+"""Classes of an edge and of a node, added up as in the grammar."""
 
 
 class Sign(NamedTuple):
@@ -64,8 +66,9 @@ def states_along(tokens: Int[Tensor, "row step"], signs: Sequence[Sign], max_nod
         max_nodes: N, as that of the grammar.
     """
     tables = np.zeros((*tokens.shape, sum(LENGTHS.values()) * max_nodes), dtype=np.int16)
-    counters = [_follow([signs[k] for k in text], rows, max_nodes) for text, rows in zip(tokens.tolist(), tables, strict=True)]
-    numbers = place(torch.tensor(counters).flatten(0, 1), tokens.device)
+    texts = ([signs[k] for k in text] for text in tokens.tolist())
+    counters = [row for text, rows in zip(texts, tables, strict=True) for row in _follow(text, rows, max_nodes)]
+    numbers = place(torch.tensor(counters, dtype=torch.long).reshape(-1, len(COUNTERS)), tokens.device)
     entries = place(torch.from_numpy(tables).flatten(0, 1), tokens.device)
     parts = entries.split([k * max_nodes for k in LENGTHS.values()], 1)
     state = dict(zip(COUNTERS, numbers.unbind(1), strict=True)) | dict(zip(LENGTHS, parts, strict=True))
@@ -97,6 +100,8 @@ class _Text:
     def read(self, sign: Sign) -> None:
         """Change the state as ``GraphSequenceGrammar.advance`` does."""
         count, size, depth, due, base, floor = self.counters
+        if count + sign.new + sign.star > len(self.degrees) or not 0 <= due + sign.due <= MOST_DUE:
+            raise ValueError("more nodes than there can be, or a class that is not due")
         edge, grows = sign.front >= 0 or sign.back >= 0, sign.new > 0 and not sign.done
         at = size if grows else sign.front if sign.front >= 0 else size - 1 - sign.back
         self._edges(sign, count, size, base, at if edge else 0)

@@ -5,7 +5,7 @@ With legal tokens G(x_<t), a step draws from the network's probabilities restric
     π(x_t | x_<t) = p(x_t | x_<t) 1[x_t ∈ G(x_<t)] / Σ_{G(x_<t)} p,
 
 and log π is exact, since G depends on the text alone. The state of a grammar is a dict of tensors with one row per text; its
-methods read no value on the host, so that sampling never waits for an accelerator.
+methods read no value on the host, so that sampling never waits for an accelerator. Those of whole texts, in training, may.
 
 A grammar may also describe each state by a few integers, which a network reads beside the tokens: they hold what the network would
 otherwise have to count over the whole text.
@@ -24,8 +24,8 @@ __all__ = ["State", "TokenGrammar", "along", "check_grammar", "legal_along"]
 
 State = dict[str, Tensor]
 """Tensors [B, ...], one row per text."""
-STATES = {"cpu": 2048}
-"""Number of states from which tables are read at a time, by device: what a processor's cache holds, and else 16,384."""
+STATES = {"cpu": 2048, "cuda": 16_384}
+"""Number of states from which tables are read at a time, by device: what a processor's cache holds, and few launches."""
 
 
 @runtime_checkable
@@ -82,7 +82,7 @@ class WholeTextGrammar(TokenGrammar, Protocol):
 def along(grammar: TokenGrammar, tokens: Int[Tensor, "row step"], *read: Callable[[State], Tensor]) -> tuple[Tensor, ...]:
     """Tables [B, T, ...] that functions read from the states of given texts, at each place before the token that stands there."""
     if isinstance(grammar, WholeTextGrammar):
-        most = STATES.get(tokens.device.type, 16_384)
+        most = STATES.get(tokens.device.type, STATES["cpu"])
         parts = tokens.long().split(max(1, most // max(1, tokens.shape[1])))
         tables = [[function(states) for function in read] for states in map(grammar.states_along, parts)]
         return tuple(torch.cat(rows).unflatten(0, tokens.shape) for rows in zip(*tables, strict=True))

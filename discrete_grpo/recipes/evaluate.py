@@ -19,7 +19,7 @@ from discrete_grpo.metrics.resampling import Estimate
 from discrete_grpo.metrics.suite import SUITES, SuiteOptions, SuiteResult, check_suite
 from discrete_grpo.recipes.families import KINDS, Family, FileOptions
 from discrete_grpo.recipes.kinds.graph_objects import is_networkx, kind_of_samples
-from discrete_grpo.recipes.sample import output_path
+from discrete_grpo.recipes.sample import named_file, output_path
 from discrete_grpo.runs.console import print_notes, print_table
 from discrete_grpo.runs.folder import RUN
 from discrete_grpo.runs.recorder import write_json
@@ -156,7 +156,7 @@ def evaluate_file(
     """
     _check_kind(kind)
     options = options or FileOptions()
-    path = None if out is None else output_path(out)
+    path = None if out is None else named_file(output_path(out))
     if path is not None:
         _check_not_read(path, file, options)
     _check_no_run("file", file)

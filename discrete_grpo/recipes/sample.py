@@ -29,6 +29,7 @@ from discrete_grpo.runs.recorder import write_bytes
 
 __all__ = [
     "as_text",
+    "named_file",
     "output_path",
     "plain_columns",
     "sample",
@@ -170,7 +171,8 @@ def sample_file(
     _check_ending(path, checkpoint, family)
     samples, found = _drawn(loaded, n, seed, scaffold, columns, device)
     if path.suffix == ".png" and family.sheet is not None:
-        return family.sheet(path, samples)
+        family.sheet(named_file(path), samples)
+        return path
     kind, written = suffix_of(path), n
     if kind == ".csv":
         conditions = plain_columns(found)  # a condition takes precedence over a property of the same name
@@ -181,7 +183,7 @@ def sample_file(
         lines = _valid_lines(family, samples)
         content, written = "".join(f"{line}\n" for line in lines).encode(), len(lines)
     if written:
-        write_bytes(path, gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
+        write_bytes(named_file(path), gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
     print_table(f"{n} samples of {checkpoint}", {str(path): dict(family.evaluate(samples))})
     if not written:
         raise ValueError(f"out: none of {n} samples can be written to {path}; a .csv has a row for each sample")
@@ -257,19 +259,30 @@ def _check_ending(path: Path, checkpoint: str, family: Family) -> None:
 
 
 def output_path(out: str) -> Path:
-    """Return ``out`` as a path after checking that it can be written; a link is followed to the file that it names."""
+    """Return ``out`` as a path after checking that it can be written."""
     path = Path(out)
-    if path.is_symlink():
-        path = path.resolve()
     if not path.parent.is_dir():
         raise FileNotFoundError(f"out: folder {path.parent} does not exist")
     if path.is_dir():
         raise IsADirectoryError(f"out: {path} is a folder, expected a file")
     if path.exists() and not path.is_file():  # it would be replaced by a file
         raise ValueError(f"out: {path} is a device or a pipe, expected a file")
-    if not os.access(path.parent, os.W_OK | os.X_OK):  # an older file is replaced, so that its own permissions do not matter
+    folder = named_file(path).parent  # an older file is replaced, so that its own permissions do not matter
+    if not os.access(folder, os.W_OK | os.X_OK):
         raise PermissionError(f"out: {path} cannot be written, expected a file in a folder with write permission")
     return path
+
+
+def named_file(path: Path) -> Path:
+    """Return the file that a link names, which is then replaced in place of the link; any other path is returned as it is.
+
+    Raises:
+        ValueError: for links that lead in a circle.
+    """
+    try:
+        return path.resolve() if path.is_symlink() else path
+    except (OSError, RuntimeError):  # by the version of Python
+        raise ValueError(f"out: {path} is a link that leads back to itself, expected a file") from None
 
 
 def as_text(samples: Sequence[Any]) -> list[str]:

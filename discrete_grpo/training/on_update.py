@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from discrete_grpo.core.checks import check_function
+from discrete_grpo.core.interrupt import Interrupted
 
 if TYPE_CHECKING:
     from discrete_grpo.training.trainer import GRPOTrainer
@@ -42,7 +43,7 @@ def ends_run(on_update: OnUpdate | None, trainer: GRPOTrainer, metrics: Mapping[
         return False
     try:
         ends = any(trainer.processes.run_all(lambda: _answer(on_update(trainer, dict(metrics)))))
-    except Exception:
+    except (Exception, Interrupted):  # also of a run that it started
         trainer.save()
         raise
     trainer.ended = ends  # the checkpoint of the end counts among the best, as that of the last update does

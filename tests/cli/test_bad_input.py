@@ -98,6 +98,12 @@ def test_a_pipe_is_not_replaced_and_a_link_is_followed(refuse: Refuse) -> None:
     assert main(["evaluate", "good.smi", "--out=link.json"]) == 0
     assert Path("link.json").is_symlink()
     assert "valid" in Path("named.json").read_text()
+    Path("link.csv").symlink_to("stored")  # the ending is that of the link
+    assert main(["sample", "tiny", "-n", "2", "--out=link.csv"]) == 0
+    assert Path("link.csv").is_symlink()
+    assert Path("stored").is_file()
+    Path("ring.smi").symlink_to("ring.smi")
+    assert "out: ring.smi is a link that leads back to itself" in refuse("sample", "tiny", "-n", "2", "--out=ring.smi")
 
 
 def test_the_name_of_a_folder_in_runs_is_answered_with_its_path(refuse: Refuse) -> None:

@@ -274,6 +274,8 @@ def test_damage_is_named_in_one_line_and_repaired(file: Path, folder: Path) -> N
     plain["shards"][0]["arrays"]["tokens"][2] = 10**9
     manifest.write_text(json.dumps(plain))
     assert "array 'tokens' of 1000000000 uint8" in refused()
+    manifest.write_text(json.dumps({**json.loads(whole["manifest.json"]), "measured": None}))
+    assert "is damaged (AttributeError" in refused()
     manifest.write_text(json.dumps({**json.loads(whole["manifest.json"]), "format": 2}))
     expected = "is of format 2 'smiles', expected 1 and smiles or graphs; make the folder again with 'discrete-grpo preprocess'"
     assert expected in refused()
@@ -290,6 +292,19 @@ def test_a_lost_plan_is_taken_from_the_manifest(file: Path, folder: Path, text: 
     (folder / "shard-00001.bin").unlink()  # is repaired too
     build_shards(file, folder, ShardOptions(shard_lines=60), jobs=1)
     assert content(folder) == whole
+
+
+def test_a_folder_whose_column_was_computed_is_not_gone_on_with(tmp_path: Path) -> None:
+    """A folder begun by a version that read no columns has the descriptor of that name."""
+    table, folder = tmp_path / "t.csv", tmp_path / "f"
+    table.write_text("smiles,qed\nCC,100\nCO,200\nCN,300\n")
+    options = ShardOptions(properties=("qed",), shard_lines=2)
+    assert build_shards(table, folder, options, jobs=1)["options"]["measured"] == ["qed"]
+    plan = json.loads((folder / "plan.json").read_text())
+    del plan["options"]["measured"]
+    (folder / "plan.json").write_text(json.dumps(plan))
+    with pytest.raises(ValueError, match=r"begun with other data or options \(measured: None, given \['qed'\]\)"):
+        build_shards(table, folder, options, jobs=1)
 
 
 def test_folders_of_another_kind(file: Path, folder: Path, tmp_path: Path) -> None:

@@ -205,6 +205,21 @@ def test_an_illegal_text_has_its_states_up_to_there() -> None:
         assert torch.equal(legal[:read], expected[:read]), text
 
 
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (5, 1, 1), (4, 2, 3)], ids=str)
+def test_a_network_can_read_the_features_of_any_tokens(sizes: tuple[int, int, int]) -> None:
+    grammar, generator = GraphSequenceGrammar(*sizes), torch.Generator().manual_seed(0)
+    tokens = torch.randint(grammar.num_tokens, (200, 30), generator=generator)
+    tokens[:, 0] = NUM_SPECIAL  # the first node
+    (features,) = along(grammar, tokens, grammar.features)
+    assert ((features >= 0) & (features < torch.tensor(grammar.feature_sizes))).all()
+
+
+def test_no_texts_have_no_states() -> None:
+    grammar = GraphSequenceGrammar(3)
+    found = along(grammar, torch.empty(0, 4, dtype=torch.long), grammar.legal, grammar.features)
+    assert [tuple(entry.shape) for entry in found] == [(0, 4, grammar.num_tokens), (0, 4, 9)]
+
+
 def test_texts_are_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer, grammar = Tokenizer(vocabulary(8), PATTERN), GraphSequenceGrammar(8)
     table = torch.tensor([[*tokenizer.encode("*++.>."), EOS, PAD], [*tokenizer.encode("*.*."), EOS]] * 3)

@@ -13,6 +13,7 @@ import torch
 
 import discrete_grpo
 from discrete_grpo import GRPOConfig, GRPOTrainer
+from discrete_grpo.core.interrupt import Interrupted
 from discrete_grpo.core.scoring import RewardError
 from discrete_grpo.runs.checkpoint import Checkpoints
 from discrete_grpo.runs.recorder import read_metrics
@@ -67,6 +68,15 @@ def test_its_errors_leave_a_checkpoint_of_the_last_update(tmp_path: Path) -> Non
     with pytest.raises(KeyError, match="my own"):
         trainer_of(tmp_path, on_update=fails).train()
     assert Checkpoints(tmp_path).latest().name == "step-00000002"
+
+
+def test_a_run_that_it_starts_and_that_is_stopped_leaves_a_checkpoint_too(tmp_path: Path) -> None:
+    def stopped(trainer: GRPOTrainer, metrics: Mapping[str, float]) -> None:
+        raise Interrupted("stopped at update 1 of 9")
+
+    with pytest.raises(Interrupted, match="update 1 of 9"):
+        trainer_of(tmp_path, on_update=stopped).train()
+    assert Checkpoints(tmp_path).latest().name == "step-00000001"
 
 
 def test_the_checkpoint_that_it_ends_with_counts_among_the_best(tmp_path: Path) -> None:
