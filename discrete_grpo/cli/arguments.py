@@ -193,7 +193,9 @@ def _preprocess() -> _Parser:
     about = "folder to make; one that was begun with the same file and options is finished, and its shards are kept"
     parser.option("output_dir", str, "FOLDER", about)
     parser.option("form", str, "{smiles,graphs}", "what to write: smiles for pretrain-smiles, graphs for pretrain", "smiles")
-    parser.option("properties", _names, "LIST", "conditions of a policy: columns of numbers in data, and else of RDKit descriptors", ())
+    parser.option(
+        "properties", _names, "LIST", "conditions of a policy: columns of numbers in data, and else RDKit descriptors", ()
+    )
     parser.option("scaffold", _flag, "{true,false}", "smiles: keep Murcko scaffolds, that a policy can be conditioned on", False)
     parser.option("max_atoms", _whole, "N", "graphs: leave out molecules with more heavy atoms; by default none")
     parser.option("max_broken", _real, "X", "largest share of lines that may not be a molecule, 0 to 1", 0.05)
