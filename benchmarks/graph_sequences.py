@@ -41,7 +41,6 @@ SEQUENCES = (
     "models/gpt.py",
     "discrete_grpo/domains/graph_sequences.py",
     "discrete_grpo/domains/graph_sequence_grammar.py",
-    "discrete_grpo/domains/graph_sequence_states.py",
     "discrete_grpo/policies/tokens.py",
     "discrete_grpo/training/update.py",
     "discrete_grpo/metrics/graphs.py",
