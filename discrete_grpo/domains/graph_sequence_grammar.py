@@ -11,7 +11,7 @@ implicitly. All queues stand one behind the other in one row of nodes, the one t
 from __future__ import annotations
 
 import re
-from functools import cached_property
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -78,6 +78,7 @@ class GraphSequenceGrammar(nn.Module):
         }
         for name, column in columns.items():
             self.register_buffer(name, torch.tensor(column), persistent=False)
+        self.signs = [self._sign(dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)]
 
     def init_args(self) -> dict[str, Any]:
         """Arguments from which a checkpoint builds this grammar again."""
@@ -155,15 +156,13 @@ class GraphSequenceGrammar(nn.Module):
         few = state["depth"].clamp_max(MOST).unsqueeze(1)
         return torch.cat([counts, few, torch.where(there, degrees.long(), 0), flags.unsqueeze(1)], 1)
 
-    @cached_property
-    def signs(self) -> list[Sign]:
-        """What each token does, for :meth:`states_along`."""
-        start = self.start(self.num_tokens, self.star.device)
-        ids = torch.arange(self.num_tokens)
-        edge, grows = (self.front >= 0) | (self.back >= 0), (self.new > 0) & ~self.done
-        due = self._due(start["due"], ids, edge, grows)
-        columns = (self.front, self.back, self.cuts, self.new, self.newest, self.after, self.done, self.star, due)
-        return [Sign(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
+    def _sign(self, entries: Mapping[str, Any]) -> Sign:
+        """What a token does, for :meth:`states_along`, from its entries in the tables."""
+        edge = entries["front"] >= 0 or entries["back"] >= 0
+        grows = entries["new"] > 0 and not entries["done"]
+        due = EDGE * (self.edge_classes > 1) * (edge or grows) + NODE * (self.node_classes > 1) * (entries["star"] or grows)
+        named = EDGE * entries["edge_class"] + NODE * entries["node_class"]
+        return Sign(**{name: entries[name] for name in Sign._fields[:-1]}, due=due - named)
 
     def _nodes(self, state: State, tokens: Tensor, place: Tensor) -> tuple[Tensor, Tensor]:
         """Degrees and the line of nodes after a token, with an edge to the node at ``place`` of the queue where that is above 0."""

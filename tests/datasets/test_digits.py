@@ -59,5 +59,5 @@ def test_errors_name_the_argument() -> None:
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn", None)
-    with pytest.raises(ImportError, match=r"scikit-learn is not installed; pip install discrete-grpo\[images\]"):
+    with pytest.raises(ImportError, match=r"scikit-learn is not installed; pip install 'discrete-grpo\[images\]'"):
         load_digits()

@@ -239,7 +239,7 @@ def test_selfies_become_canonical_smiles() -> None:
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "selfies", None)
-    with pytest.raises(ImportError, match=r"selfies is not installed; pip install discrete-grpo\[selfies\]"):
+    with pytest.raises(ImportError, match=r"selfies is not installed; pip install 'discrete-grpo\[selfies\]'"):
         SelfiesDecoder()(["[C]"])
 
 
