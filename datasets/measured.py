@@ -66,7 +66,7 @@ class Columns:
         return cls(str(path), tuple(header), tuple(names)), rows()
 
     def cells(self, row: Sequence[str]) -> Cells:
-        """What is needed of a row, which may have cells of many other columns."""
+        """The cells of a row in the columns that are read, without blanks around them."""
         cells, width = [cell.strip() for cell in row] + [""] * (len(self.header) - len(row)), len(self.header)
         return Cells(len(cells) if any(cells[width:]) else 0, tuple(cells[self.header.index(name)] for name in self.names))
 

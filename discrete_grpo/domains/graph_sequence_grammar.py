@@ -157,7 +157,7 @@ class GraphSequenceGrammar(nn.Module):
         return torch.cat([counts, few, torch.where(there, degrees.long(), 0), flags.unsqueeze(1)], 1)
 
     def _sign(self, entries: Mapping[str, Any]) -> Sign:
-        """What a token does, for :meth:`states_along`, from its entries in the tables."""
+        """The effect of a token for :meth:`states_along`, from its entries in the tables."""
         edge = entries["front"] >= 0 or entries["back"] >= 0
         grows = entries["new"] > 0 and not entries["done"]
         due = EDGE * (self.edge_classes > 1) * (edge or grows) + NODE * (self.node_classes > 1) * (entries["star"] or grows)

@@ -26,7 +26,7 @@ MOST_DUE = 3
 
 
 class Sign(NamedTuple):
-    """What a token does, as in the tables of the grammar.
+    """The effect of a token on the state, as in the tables of the grammar.
 
     Attributes:
         front: place of the open node that it names, counted from the head; -1 for none.
@@ -52,7 +52,7 @@ class Sign(NamedTuple):
 
 
 NOTHING = Sign(-1, -1, False, 0, False, False, False, False, 0)
-"""What a special token does."""
+"""The effect of a special token: none."""
 
 
 def states_along(tokens: Int[Tensor, "row step"], signs: Sequence[Sign], max_nodes: int) -> dict[str, Tensor]:
@@ -62,7 +62,7 @@ def states_along(tokens: Int[Tensor, "row step"], signs: Sequence[Sign], max_nod
 
     Args:
         tokens: [B, T] ids.
-        signs: what each id does.
+        signs: the effect of each id.
         max_nodes: N, as that of the grammar.
     """
     tables = np.zeros((*tokens.shape, sum(LENGTHS.values()) * max_nodes), dtype=np.int16)

@@ -151,7 +151,7 @@ def imports(text: str) -> Iterator[str]:
 
 
 def violations(name: str, text: str) -> list[str]:
-    """What module ``name`` may not import, in words; ``__init__`` and ``__main__`` of the package may import all rooms."""
+    """Describe each import that module ``name`` may not have; ``__init__`` and ``__main__`` of the package may import all rooms."""
     room = name.split(".")[0]
     if room not in ORDER and name not in (*TOP, "bundled.__init__"):
         return [f"{name} stands in no room: expected one of {', '.join(ORDER)}"]

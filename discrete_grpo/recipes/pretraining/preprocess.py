@@ -55,7 +55,8 @@ def preprocess(
     good = found["molecules"] + found["dropped"]
     report_broken(path, found["examples"], good, count=found["broken"])
     dropped = f", {found['dropped']:,} of other sizes left out" if found["dropped"] else ""
-    print(f"{folder}: {found['molecules']:,} molecules in {len(found['shards'])} shards{dropped}")
+    shards = "1 shard" if len(found["shards"]) == 1 else f"{len(found['shards'])} shards"
+    print(f"{folder}: {found['molecules']:,} molecules in {shards}{dropped}")
     if unknown := [f"{name} is unknown for {count:,}" for name, count in found["measured"].items() if count]:
         print(f"{', '.join(unknown)} of them")
     print(f"train on it with: discrete-grpo {FORMS[options.form]} --data={quote(str(folder))}")

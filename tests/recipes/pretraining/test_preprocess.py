@@ -141,7 +141,7 @@ def test_the_command_says_what_it_made_and_what_it_left_out(file: Path, tmp_path
         assert main(words) == 0
         said = capsys.readouterr()
         manifest = json.loads((folder / "manifest.json").read_text())
-        assert f"{folder}: {manifest['molecules']} molecules in 1 shards, {manifest['dropped']} of other sizes left out" in said.out
+        assert f"{folder}: {manifest['molecules']} molecules in 1 shard, {manifest['dropped']} of other sizes left out" in said.out
         assert f"train on it with: discrete-grpo pretrain --data='{folder}'\n" in said.out
         assert "1 of 128 lines are no molecule: line 128: 'bad('" in said.err
     assert main([*words, "--max_broken=0"]) == 2
