@@ -55,6 +55,7 @@ class GraphSequenceGrammar(nn.Module):
     done: Tensor
     edge_class: Tensor
     node_class: Tensor
+    due: Tensor
 
     def __init__(self, max_nodes: int, node_classes: int = 1, edge_classes: int = 1) -> None:
         super().__init__()
@@ -79,6 +80,7 @@ class GraphSequenceGrammar(nn.Module):
         for name, column in columns.items():
             self.register_buffer(name, torch.tensor(column), persistent=False)
         self.signs = [self._sign(dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)]
+        self.register_buffer("due", torch.tensor([sign.due for sign in self.signs]), persistent=False)
 
     def init_args(self) -> dict[str, Any]:
         """Arguments from which a checkpoint builds this grammar again."""
@@ -131,7 +133,7 @@ class GraphSequenceGrammar(nn.Module):
         floor = floor - torch.where(back_again, size, 0)
         base = torch.where(back_again, floor, base)
         found = {"count": count + new + star.long(), "size": size, "depth": depth + cuts.long() - back_again.long()}
-        found |= {"due": self._due(state["due"], tokens, edge, grows), "base": base, "floor": floor}
+        found |= {"due": state["due"] + self.due[tokens], "base": base, "floor": floor}
         return found | {"joined": joined, "waiting": waiting, "degrees": degrees, "line": line}
 
     def states_along(self, tokens: Int[Tensor, "row step"]) -> State:
@@ -157,7 +159,7 @@ class GraphSequenceGrammar(nn.Module):
         return torch.cat([counts, few, torch.where(there, degrees.long(), 0), flags.unsqueeze(1)], 1)
 
     def _sign(self, entries: Mapping[str, Any]) -> Sign:
-        """The effect of a token for :meth:`states_along`, from its entries in the tables."""
+        """The effect of a token, from its entries in the tables."""
         edge = entries["front"] >= 0 or entries["back"] >= 0
         grows = entries["new"] > 0 and not entries["done"]
         due = EDGE * (self.edge_classes > 1) * (edge or grows) + NODE * (self.node_classes > 1) * (entries["star"] or grows)
@@ -184,12 +186,6 @@ class GraphSequenceGrammar(nn.Module):
         moved = torch.where(at < floor + behind, base + far + at - floor, base + at - floor - behind)
         source = torch.where(cuts & (at >= floor), moved, at).clamp(0, line.shape[1] - 1)
         return degrees, line.gather(1, source)
-
-    def _due(self, due: Tensor, tokens: Tensor, edge: Tensor, grows: Tensor) -> Tensor:
-        """The classes that have to be named after a token."""
-        named = EDGE * (self.edge_classes > 1), NODE * (self.node_classes > 1)
-        due = due - EDGE * self.edge_class[tokens].long() - NODE * self.node_class[tokens].long()
-        return due + named[0] * (edge | grows).long() + named[1] * (self.star[tokens] | grows).long()
 
     def _free(self, state: State, place: Tensor, size: Tensor) -> Tensor:
         """Whether there is a node at each place of the queue, to which the head has no edge."""
