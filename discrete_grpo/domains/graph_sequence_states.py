@@ -15,6 +15,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from discrete_grpo.core.precision import place
+from discrete_grpo.domains.graph_affinity import levels_of
 
 __all__ = ["Sign", "states_along"]
 
@@ -55,8 +56,8 @@ NOTHING = Sign(-1, -1, False, 0, False, False, False, False, 0)
 """The effect of a special token: none."""
 
 
-def states_along(tokens: Int[Tensor, "row step"], signs: Sequence[Sign], max_nodes: int) -> dict[str, Tensor]:
-    """The states before each token of given texts, text after text [B T, ...].
+def states_along(tokens: Int[Tensor, "row step"], signs: Sequence[Sign], max_nodes: int, affinities: int = 0) -> dict[str, Tensor]:
+    """The states before each token of given texts, text after text [B T, ...], without their matrices of edges.
 
     Behind a token that cannot be followed, the states of its text, which is illegal, stay as they are.
 
@@ -64,20 +65,22 @@ def states_along(tokens: Int[Tensor, "row step"], signs: Sequence[Sign], max_nod
         tokens: [B, T] ids.
         signs: the effect of each id.
         max_nodes: N, as that of the grammar.
+        affinities: as that of the grammar.
     """
-    tables = np.zeros((*tokens.shape, sum(LENGTHS.values()) * max_nodes), dtype=np.int16)
+    lengths = [k * max_nodes for k in LENGTHS.values()]
+    tables = np.zeros((*tokens.shape, sum(lengths) + 2 * affinities), dtype=np.int16)
     texts = ([signs[k] for k in text] for text in tokens.tolist())
     counters = [row for text, rows in zip(texts, tables, strict=True) for row in _follow(text, rows, max_nodes)]
     numbers = place(torch.tensor(counters, dtype=torch.long).reshape(-1, len(COUNTERS)), tokens.device)
     entries = place(torch.from_numpy(tables).flatten(0, 1), tokens.device)
-    parts = entries.split([k * max_nodes for k in LENGTHS.values()], 1)
+    *parts, affinity = entries.split([*lengths, 2 * affinities], 1)
     state = dict(zip(COUNTERS, numbers.unbind(1), strict=True)) | dict(zip(LENGTHS, parts, strict=True))
-    return state | {"joined": state["joined"].bool()}
+    return state | {"joined": state["joined"].bool()} | ({"affinity": affinity} if affinities else {})
 
 
 def _follow(text: Sequence[Sign], tables: np.ndarray[Any, Any], n: int) -> list[list[int]]:
     """The counters before each token of a text; its tables are written into the rows of ``tables``."""
-    state, counters, legal = _Text(n), [], True
+    state, counters, legal = _Text(n, tables.shape[1]), [], True
     for step, sign in enumerate(text):
         counters.append(state.counters)
         tables[step] = state.row
@@ -90,12 +93,14 @@ def _follow(text: Sequence[Sign], tables: np.ndarray[Any, Any], n: int) -> list[
 
 
 class _Text:
-    """The state of one text; ``joined``, ``degrees``, ``line`` and ``waiting`` are views of ``row``."""
+    """The state of one text; ``joined``, ``degrees``, ``line``, ``waiting`` and ``affinity`` are views of ``row``."""
 
-    def __init__(self, n: int) -> None:
+    def __init__(self, n: int, columns: int) -> None:
         self.counters = [0] * len(COUNTERS)
-        self.row = np.zeros(sum(LENGTHS.values()) * n, dtype=np.int16)
-        self.joined, self.degrees, self.line, self.waiting = np.split(self.row, np.cumsum([*LENGTHS.values()])[:-1] * n)
+        self.row = np.zeros(columns, dtype=np.int16)
+        parts = np.split(self.row, np.cumsum([*LENGTHS.values()]) * n)
+        self.joined, self.degrees, self.line, self.waiting, self.affinity = parts
+        self.adjacent = np.zeros((n, n)) if len(self.affinity) else None
 
     def read(self, sign: Sign) -> None:
         """Change the state as ``GraphSequenceGrammar.advance`` does."""
@@ -123,16 +128,31 @@ class _Text:
             floor -= size
             base = floor
         self.counters = [count + sign.new + sign.star, size, depth, due + sign.due, base, floor]
+        if self.adjacent is not None:
+            self._tie(self.adjacent)
 
     def _edges(self, sign: Sign, count: int, size: int, base: int, far: int) -> None:
         """Count the edges of a token; one to an open node is to that at place ``far``, or 0."""
-        for k in range(count, count + sign.new):
-            self.degrees[k] += 1
-        for at, is_end in ((far, far > 0), (size - 1, sign.newest), (1, sign.after)):
-            if is_end:
-                self.degrees[self.line[base + at]] += 1
+        ends = [self.line[base + at] for at, is_end in ((far, far > 0), (size - 1, sign.newest), (1, sign.after)) if is_end]
+        for node in (*range(count, count + sign.new), *ends):
+            self.degrees[node] += 1
+            if self.adjacent is not None:
+                head = self.line[base]
+                self.adjacent[head, node] = self.adjacent[node, head] = 1
         if own := sign.new + (far > 0):  # of the head; with its last edges it is done, and its degree is not read again
             self.degrees[self.line[base]] += own
+
+    def _tie(self, adjacent: np.ndarray[tuple[int, int], np.dtype[np.float64]]) -> None:
+        """Levels of affinity at both ends of the queue, as ``GraphSequenceGrammar`` has them."""
+        (count, size), base, most = self.counters[:2], self.counters[4], len(self.affinity) // 2
+        self.affinity[:] = 0
+        if size < 2:
+            return
+        found = levels_of(adjacent[:count, :count], self.degrees, self.line[base : base + size])
+        found[self.joined[1:size] != 0] = 0
+        front, back = min(most, (size - 1) // 2), min(most, size // 2)
+        self.affinity[:front] = found[:front]
+        self.affinity[most : most + back] = found[::-1][:back]
 
     def _cut(self, floor: int, base: int, size: int, at: int) -> None:
         """Move the nodes from place ``at`` on to the queues that wait; the first of them also stays in the queue, as its last."""
