@@ -87,7 +87,12 @@ def _wholes(text: str) -> list[int]:
 
 IMPORT_OPTIONS: tuple[tuple[str, Callable[[str], Any], str, str], ...] = (
     ("vocabulary", _text, "FILE", "MolGPT: JSON file of the tokens"),
-    ("heads", _whole, "N", "MolGPT and graph models: number of attention heads; by default that of the file, else the published 8"),
+    (
+        "heads",
+        _whole,
+        "N",
+        "all but HuggingFace, REINVENT and MiDi: number of attention heads; by default that of the file, else the published 8",
+    ),
     ("properties", _names, "LIST", "MolGPT: names of the properties of its training, in order, as [logp,sas]"),
     ("start", _text, "TOKEN", "MolGPT: token that every molecule begins with"),
     ("max_length", _whole, "N", "HuggingFace: largest number of tokens of a text"),
@@ -97,10 +102,15 @@ IMPORT_OPTIONS: tuple[tuple[str, Callable[[str], Any], str, str], ...] = (
         "dataset",
         _text,
         "NAME",
-        "graph models: published data set: qm9, qm9-h, zinc, zinc-gdpo, moses, guacamol, planar, tree or sbm",
+        "DiGress, DeFoG and Graph-GRPO: published data set: qm9, qm9-h, zinc, zinc-gdpo, moses, guacamol, planar, tree or sbm",
     ),
-    ("statistics", _text, "FILE", "graph models: JSON file with node counts and marginals, instead of --dataset"),
-    ("noise", _text, "NAME", "graph models: distribution of the noise; by default that of the file, else marginal"),
+    ("statistics", _text, "FILE", "graph models: JSON file with node counts and marginals; for MiDi also with its elements"),
+    (
+        "noise",
+        _text,
+        "NAME",
+        "DiGress, DeFoG and Graph-GRPO: distribution of the noise; by default that of the file, else marginal",
+    ),
     ("num_steps", _whole, "N", "graph models: steps of the sampler; by default those of the file, else the published number"),
     ("rrwp_steps", _whole, "N", "DeFoG and Graph-GRPO: steps of the random-walk features, if not the published 12 or 20"),
     ("diffusion_steps", _whole, "N", "DiGress and MiDi: steps of the noise schedule"),
@@ -114,7 +124,7 @@ IMPORT_OPTIONS: tuple[tuple[str, Callable[[str], Any], str, str], ...] = (
     ),
     ("schedule", _text, "NAME", "MiDi: exponents of its noise, adaptive or uniform; by default those of the file"),
     ("variant", _text, "NAME", "DiGress: main or fixed_bug; MiDi: main or first"),
-    ("padding", _text, "NAME", "graph models: safe, or published, where padding counts as in the original code"),
+    ("padding", _text, "NAME", "DiGress, DeFoG and Graph-GRPO: safe, or published, where padding counts as in the original code"),
     (
         "checkpoint_layers",
         _flag,

@@ -26,12 +26,13 @@ from discrete_grpo.domains import graph6, molecules
 from discrete_grpo.domains.molecules import Vocabulary
 from discrete_grpo.importers.graph_data import DataName, PriorName, one_of, prior
 from discrete_grpo.importers.graph_source import GraphSource, shape
-from discrete_grpo.importers.settings import Fact
+from discrete_grpo.importers.settings import Fact, check_heads
 from discrete_grpo.importers.tensors import check_tensors
 from discrete_grpo.models.digress_features import MoleculeFeatures
 from discrete_grpo.models.digress_pooling import Pooling
 from discrete_grpo.models.digress_transformer import DigressConfig, DigressTransformer
 from discrete_grpo.policies.graph import GraphPolicy
+from discrete_grpo.runs.checkpoint import CheckpointError
 
 __all__ = ["ImportedGraphs", "Padding", "import_defog", "import_digress", "import_graph_grpo"]
 
@@ -239,7 +240,10 @@ def _flow(
     priors = zip(source.priors(), (config.node_classes, config.edge_classes), strict=True)
     kernels = [FlowEuler(Noise(prior, LinearSchedule(), classes), *rates) for prior, classes in priors]
     named = source.settings.text(sample_distortion, "sample", "time_distortion", "identity")
-    distortion = choices.make_distortion(cast(choices.Distortion, named.value))
+    if named.origin == "file" and named.value not in get_args(choices.Distortion):
+        known = ", ".join(get_args(choices.Distortion))
+        raise CheckpointError(f"path: {source.path} stores sample.time_distortion {named.value!r}, expected one of {known}")
+    distortion = choices.make_distortion(cast(choices.Distortion, named.value), "sample_distortion")
     facts |= {"time distortion": named}
     temperature = facts["temperature"].value if "temperature" in facts else 1.0
     sampler = {"sample_distortion": distortion, "temperature": temperature}
@@ -265,7 +269,7 @@ def _config(
     node_prior, edge_prior = source.priors()
     inputs = tuple(shape_of(f"mlp_in_{m}.0.weight")[1] for m in "XEy")
     features, length, molecular = source.features(inputs, time_width, rrwp_steps)
-    heads_of = _heads(source, heads)
+    heads_of = _heads(source, heads, d)
     limit = len(source.sizes().value) - 1
     first = "tf_layers.0."
     config = DigressConfig(
@@ -301,12 +305,17 @@ def _config(
     return config, {"features": Fact(", ".join(parts), "shapes"), "heads": heads_of}
 
 
-def _heads(source: GraphSource, given: int | None) -> Fact[int]:
+def _heads(source: GraphSource, given: int | None, width: int) -> Fact[int]:
     """Return the number of attention heads, which no shape determines."""
     stored = source.settings.get("model", "hidden_dims")
     if given is None and isinstance(stored, Mapping) and isinstance(stored.get("n_head"), int):
-        return Fact(int(stored["n_head"]), "file")
-    return Fact(HEADS if given is None else given, "published" if given is None else "option")
+        found = Fact(int(stored["n_head"]), "file")
+        if found.value < 1 or width % found.value:
+            raise CheckpointError(f"path: {source.path} stores n_head {found.value}, expected a divisor of the width, {width}")
+        return found
+    heads = HEADS if given is None else given
+    check_heads(heads, width)
+    return Fact(heads, "published" if given is None else "option")
 
 
 def _assemble(

@@ -22,7 +22,7 @@ from torch import Tensor
 from discrete_grpo.core.checks import check_samples
 from discrete_grpo.domains.smiles import canonical_samples
 from discrete_grpo.domains.tokenizer import SMILES, Property, Tokenizer
-from discrete_grpo.importers.settings import brief
+from discrete_grpo.importers.settings import brief, check_heads
 from discrete_grpo.importers.tensors import (
     below,
     check_tensors,
@@ -201,6 +201,7 @@ def _sizes(found: Any, num_tokens: int, heads: int, properties: Sequence[str], p
     if num_properties != len(properties):
         given = ", ".join(properties) or "none"
         raise ValueError(f"properties: {given}, expected {num_properties} names, as many as {path} was trained with")
+    check_heads(heads, width)
     config = GPTConfig(num_tokens + 3, block, num_properties, layers, heads, width)  # PAD, BOS and MASK are added
     check_tensors(found, _expected(num_tokens, config), path)
     return found, config

@@ -13,7 +13,7 @@ from discrete_grpo.core.checks import check_range, check_whole
 from discrete_grpo.importers.lightning import plain
 from discrete_grpo.runs.checkpoint import CheckpointError
 
-__all__ = ["Fact", "Settings", "brief", "hyper_parameters"]
+__all__ = ["Fact", "Settings", "brief", "check_heads", "hyper_parameters"]
 
 _T = TypeVar("_T")
 
@@ -122,6 +122,13 @@ class Settings:
 def brief(value: Any) -> str:
     """Return the representation of a stored value in one line of at most 40 characters."""
     return " ".join(repr(value).split())[:40]
+
+
+def check_heads(heads: int, width: int) -> None:
+    """Raise ``ValueError`` unless a number of attention heads divides the width that the tensors have."""
+    check_whole("heads", heads, least=1)
+    if width % heads:
+        raise ValueError(f"heads: {heads}, expected a divisor of {width}, the width of the tensors")
 
 
 def hyper_parameters(content: Any) -> Mapping[str, Any]:

@@ -310,7 +310,8 @@ def test_options_that_do_not_fit_are_named(tmp_path: Path) -> None:
         ({"dataset": "qm8"}, "dataset: 'qm8', expected one of qm9, "),
         ({"dataset": "zinc"}, "dataset: 'zinc' has 9 node and 4 edge classes, expected 4 and 4 of .*; what fits: --dataset=qm9"),
         ({"dataset": "qm9", "noise": "absorbing"}, "noise: 'absorbing', expected marginal or uniform"),
-        ({"dataset": "qm9", "heads": 3}, r"width: 16, expected a multiple of heads \(3\)"),
+        ({"dataset": "qm9", "heads": 3}, "heads: 3, expected a divisor of 16, the width of the tensors"),
+        ({"dataset": "qm9", "heads": 0}, "heads: 0, expected at least 1"),
         ({"dataset": "qm9", "num_steps": 21, "diffusion_steps": 20}, r"num_steps: 21, expected 1 to 20 \(diffusion_steps\)"),
         ({"dataset": "qm9", "num_steps": 0}, r"num_steps: 0, expected 1 to 500 \(diffusion_steps\)"),
         ({"dataset": "qm9", "diffusion_steps": 50.7}, "diffusion_steps: 50.7, expected a whole number, at least 1"),
@@ -327,6 +328,8 @@ def test_options_that_do_not_fit_are_named(tmp_path: Path) -> None:
     for steps, told in ((50.7, "50.7, expected a whole number"), (0, "0, expected at least 1"), ("a", "'a', expected a whole")):
         with pytest.raises(ValueError, match=f"^num_steps: {told}"):
             import_defog(lightning(tmp_path / "flow.ckpt", defog()[0]), dataset="qm9", num_steps=steps)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^sample_distortion: 'sin', expected one of identity"):
+        import_defog(tmp_path / "flow.ckpt", dataset="qm9", sample_distortion="sin")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"^num_steps: 501, expected 1 to 500 \(diffusion_steps\)"):
         with_sampler(import_digress(path, dataset="qm9").policy, SamplerOptions(num_steps=501))
     with pytest.raises(ValueError, match="num_nodes: 12, expected 1 to 9"):
