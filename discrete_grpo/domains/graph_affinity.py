@@ -5,8 +5,8 @@ The affinity of nodes h and u is the number of walks of four edges between them,
     a(h, u) = (A^4)_hu / (d_h d_u) = the mean over neighbours x of h and y of u of (A^2)_xy,
 
 the number of common neighbours that a neighbour of one and a neighbour of the other have. It is large in a dense block and near 0
-between blocks. Numbers of walks are whole, so that floating point numbers of double precision hold them exactly below 2^53, and the
-levels do not depend on the order of a sum.
+between blocks. Numbers of walks are whole, and exact in double precision below 2^53 (on a device without it, in single precision
+below 2^24), so that the levels do not depend on the order of a sum.
 
 A network reads it in steps: 0 for no such node, 1 below 1/8, and one more with each factor of √2 up to 16.
 """

@@ -208,7 +208,8 @@ class GraphSequenceGrammar(nn.Module):
         places = torch.cat([front, size - front], 1)
         nearer = torch.cat([2 * front < size, 2 * front <= size], 1)  # to the head, or to the last place
         ids = (then["base"].unsqueeze(1) + nn.functional.pad(places, (1, 0))).clamp(0, line.shape[1] - 1)
-        n = max(1, int(count.max())) if count.device.type == "cpu" else self.max_nodes  # an accelerator would have to wait
+        here = count.device.type == "cpu"  # an accelerator would have to wait for the count
+        n = int(count.max().clamp(1, self.max_nodes)) if here else self.max_nodes
         head, nodes = line.gather(1, ids).long().clamp(0, n - 1).split([1, 2 * self.affinities], 1)
         found = levels(adjacent[:, :n, :n], then["degrees"].long(), head, nodes)
         shown = nearer & self._free(then, places, size)

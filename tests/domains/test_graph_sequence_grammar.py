@@ -209,8 +209,9 @@ def test_the_states_of_whole_texts_are_those_of_single_steps(sizes: tuple[int, .
     assert int(states["size"].max()) >= 9
 
 
-def test_an_illegal_text_has_its_states_up_to_there() -> None:
-    tokenizer, grammar = Tokenizer(vocabulary(12), PATTERN), GraphSequenceGrammar(12)
+@pytest.mark.parametrize("most", [0, 3])
+def test_an_illegal_text_has_its_states_up_to_there(most: int) -> None:
+    tokenizer, grammar = Tokenizer(vocabulary(12), PATTERN), GraphSequenceGrammar(12, affinities=most)
     texts = ["*+5>", "*+3<", "*+5)..", "+", ">.", "*++***", "*" + "+" * 12, "*+6)6)", "*+....", "*+1)1)"]
     for text in texts:
         row = torch.tensor([[*tokenizer.encode(text), EOS]])
@@ -222,7 +223,7 @@ def test_an_illegal_text_has_its_states_up_to_there() -> None:
         assert torch.equal(legal[:read], expected[:read]), text
 
 
-@pytest.mark.parametrize("sizes", [(1, 1, 1), (5, 1, 1), (4, 2, 3)], ids=str)
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (5, 1, 1), (4, 2, 3), (1, 1, 1, 2), (5, 1, 1, 3), (4, 2, 3, 1)], ids=str)
 def test_a_network_can_read_the_features_of_any_tokens(sizes: tuple[int, ...]) -> None:
     grammar, generator = GraphSequenceGrammar(*sizes), torch.Generator().manual_seed(0)
     tokens = torch.randint(grammar.num_tokens, (200, 30), generator=generator)
