@@ -19,7 +19,8 @@ from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from discrete_grpo.core.checks import check_range
-from discrete_grpo.domains.graph_affinity import LEVELS, levels
+from discrete_grpo.core.precision import constant
+from discrete_grpo.domains.graph_affinity import LEVELS, STEPS, TIED, affinities
 from discrete_grpo.domains.graph_sequence_states import Sign, states_along
 from discrete_grpo.domains.graph_sequences import vocabulary
 from discrete_grpo.domains.tokenizer import EOS, NUM_SPECIAL
@@ -29,6 +30,8 @@ __all__ = ["GraphSequenceGrammar"]
 State = dict[str, Tensor]
 MOST = 16
 """Degrees and numbers of waiting queues are features up to this."""
+MOST_TIED = 63
+"""Numbers of nodes that are tied to the head are features up to this."""
 EDGE, NODE = 1, 2  # what has to be named next: the class of an edge, of a node, or of one and then of the other
 
 
@@ -68,7 +71,12 @@ class GraphSequenceGrammar(nn.Module):
         self.affinities = affinities
         tokens = ["", "", "", "", *vocabulary(max_nodes, node_classes, edge_classes)]
         self.num_tokens = len(tokens)
-        self.feature_sizes = (*[min(max_nodes, 255) + 1] * 2, *[MOST + 1] * 6, 16, *[LEVELS] * 2 * affinities)
+        self.feature_sizes = (
+            *[min(max_nodes, 255) + 1] * 2,
+            *[MOST + 1] * 6,
+            16,
+            *([LEVELS] * 2 * affinities + [MOST_TIED + 1] * 2 if affinities else ()),
+        )
         heads = [re.fullmatch(r"(<?)(\+*)(>?)\.", token) for token in tokens]
         columns = {
             "star": [token == "*" for token in tokens],
@@ -98,15 +106,15 @@ class GraphSequenceGrammar(nn.Module):
         The state of a text: ``count``, nodes; ``size``, nodes of the queue, its head included; ``joined`` [N], places of the queue
         that the head has an edge to; ``waiting`` [3N] and ``depth``, sizes and number of the queues that were cut off; ``due``,
         the classes that have to be named next; ``degrees`` [N] of the nodes; ``line`` [5N], the nodes of all queues, those of the
-        last from ``base`` on and those of the others below ``floor``; with affinities, ``adjacent`` [N, N], the edges, and their
-        levels ``affinity``, those of the places after the head first, and then those of the last place and of the places before it.
+        last from ``base`` on and those of the others below ``floor``; with affinities, ``adjacent`` [N, N], the edges, and
+        ``affinity``, levels of the places after the head, of the last place and those before it, and the numbers of tied nodes.
         """
         n, names = self.max_nodes, ("count", "size", "depth", "due", "base", "floor")
         counters = {name: torch.zeros(rows, dtype=torch.long, device=device) for name in names}
         lengths = {"waiting": 3 * n, "degrees": n, "line": 5 * n}
         tables = {name: torch.zeros(rows, k, dtype=torch.int16, device=device) for name, k in lengths.items()}
         if self.affinities:
-            tables["affinity"] = torch.zeros(rows, 2 * self.affinities, dtype=torch.int16, device=device)
+            tables["affinity"] = torch.zeros(rows, 2 * self.affinities + 2, dtype=torch.int16, device=device)
             tables["adjacent"] = torch.zeros(rows, n, n, dtype=torch.bool, device=device)
         return counters | tables | {"joined": torch.zeros(rows, n, dtype=torch.bool, device=device)}
 
@@ -152,12 +160,13 @@ class GraphSequenceGrammar(nn.Module):
         return states_along(tokens, self.signs, self.max_nodes, self.affinities)
 
     def features(self, state: State) -> Int[Tensor, "row feature"]:
-        """Nine numbers that a network would have to count, and the levels of affinity.
+        """Nine numbers that a network would have to count, and affinities to the head.
 
         Nodes of the queue, and of all; waiting queues; degrees so far, plus one, of the head, the two nodes after it, the last one
         and the one before, 0 where there is none; and flags: 1 and 2 for edges of the head to the next and to the last node, 4 and
-        8 for the class of an edge and of a node that are due. Each node of the queue but the head has one affinity, counted from
-        the nearer end as in tokens, which is 0 once the head has an edge to it.
+        8 for the class of an edge and of a node that are due. Each node of the queue but the head has one level of affinity, at
+        its place from the nearer end as in tokens, which is 0 once the head has an edge to it; two further numbers count the nodes
+        that are tied to the head, of all and of the queue.
         """
         size = state["size"]
         places = torch.stack([torch.zeros_like(size), torch.ones_like(size), torch.full_like(size, 2), size - 1, size - 2], 1)
@@ -168,7 +177,7 @@ class GraphSequenceGrammar(nn.Module):
         flags = joined[:, 0].long() + 2 * joined[:, 1].long() + 4 * state["due"]
         counts = torch.stack([size, state["count"]], 1).clamp_max(255)
         few = state["depth"].clamp_max(MOST).unsqueeze(1)
-        ties = [state["affinity"].long()] if self.affinities else []
+        ties = [state["affinity"].long().clamp_max(MOST_TIED)] if self.affinities else []
         return torch.cat([counts, few, torch.where(there, degrees.long(), 0), flags.unsqueeze(1), *ties], 1)
 
     def _sign(self, entries: Mapping[str, Any]) -> Sign:
@@ -191,7 +200,7 @@ class GraphSequenceGrammar(nn.Module):
         ids = torch.arange(state["degrees"].shape[1], device=line.device)
         added = (ids >= count) & (ids < count + new)
         to_open = ((ids == other) & (far > 0)).long() + ((ids == last) & newest) + ((ids == following) & after)
-        own = (ids == head) * (new + (far > 0))  # with an edge to an open node it is done, and in no other queue
+        own = (ids == head) * (new + (far > 0) + newest + after)
         degrees = state["degrees"] + (added + to_open + own).to(torch.int16)
         fresh = (at >= base + size) & (at < base + size + new + star)
         line = torch.where(fresh, (count + at - base - size).to(line.dtype), line)
@@ -201,19 +210,25 @@ class GraphSequenceGrammar(nn.Module):
         return degrees, line.gather(1, source)
 
     def _ties(self, state: State, then: State) -> State:
-        """All edges after a token, and the levels of affinity at the ends of the queue."""
-        count, size, line = then["count"], then["size"].unsqueeze(1), then["line"]
-        adjacent = self._joined(state, then["degrees"])
-        front = torch.arange(1, self.affinities + 1, device=count.device).expand(len(size), -1)
-        places = torch.cat([front, size - front], 1)
-        nearer = torch.cat([2 * front < size, 2 * front <= size], 1)  # to the head, or to the last place
-        ids = (then["base"].unsqueeze(1) + nn.functional.pad(places, (1, 0))).clamp(0, line.shape[1] - 1)
+        """All edges after a token, and affinities to the head."""
+        count, size, most = then["count"], then["size"].unsqueeze(1), self.affinities
         here = count.device.type == "cpu"  # an accelerator would have to wait for the count
         n = int(count.max().clamp(1, self.max_nodes)) if here else self.max_nodes
-        head, nodes = line.gather(1, ids).long().clamp(0, n - 1).split([1, 2 * self.affinities], 1)
-        found = levels(adjacent[:, :n, :n], then["degrees"].long(), head, nodes)
-        shown = nearer & self._free(then, places, size)
-        return {"adjacent": adjacent, "affinity": torch.where(shown, found, 0).to(torch.int16)}
+        adjacent = self._joined(state, then["degrees"])
+        places = torch.arange(n, device=count.device).expand(len(size), -1)
+        last = then["line"].shape[1] - 1
+        queue = then["line"].gather(1, (then["base"].unsqueeze(1) + places).clamp(0, last)).long().clamp(0, n - 1)
+        shares = affinities(adjacent[:, :n, :n], then["degrees"][:, :n].long(), queue[:, :1])
+        tied = (shares >= TIED).scatter(1, queue[:, :1], False) & (size > 0)
+        behind = tied.gather(1, queue) & (places > 0) & (places < size)
+        counts = torch.stack([tied.sum(1), behind.sum(1)], 1)
+        front = torch.arange(1, most + 1, device=count.device).expand(len(size), -1)
+        ends = torch.cat([front, size - front], 1)
+        nearer = torch.cat([2 * front < size, 2 * front <= size], 1)  # to the head, or to the last place
+        shares = shares.gather(1, queue).gather(1, ends.clamp(0, n - 1))
+        levels = torch.bucketize(shares, constant(STEPS, shares.device, shares.dtype), right=True) + 1
+        levels = torch.where(nearer & self._free(then, ends, size), levels, 0)
+        return {"adjacent": adjacent, "affinity": torch.cat([levels, counts], 1).to(torch.int16)}
 
     def _joined(self, state: State, degrees: Tensor) -> Tensor:
         """All edges after a token, which were made between the head and the other nodes whose degrees have changed."""

@@ -15,7 +15,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from discrete_grpo.core.precision import place
-from discrete_grpo.domains.graph_affinity import levels_of
+from discrete_grpo.domains.graph_affinity import STEPS, TIED, affinities_of
 
 __all__ = ["Sign", "states_along"]
 
@@ -67,13 +67,13 @@ def states_along(tokens: Int[Tensor, "row step"], signs: Sequence[Sign], max_nod
         max_nodes: N, as that of the grammar.
         affinities: as that of the grammar.
     """
-    lengths = [k * max_nodes for k in LENGTHS.values()]
-    tables = np.zeros((*tokens.shape, sum(lengths) + 2 * affinities), dtype=np.int16)
+    lengths, described = [k * max_nodes for k in LENGTHS.values()], 2 * affinities + 2 if affinities else 0
+    tables = np.zeros((*tokens.shape, sum(lengths) + described), dtype=np.int16)
     texts = ([signs[k] for k in text] for text in tokens.tolist())
     counters = [row for text, rows in zip(texts, tables, strict=True) for row in _follow(text, rows, max_nodes)]
     numbers = place(torch.tensor(counters, dtype=torch.long).reshape(-1, len(COUNTERS)), tokens.device)
     entries = place(torch.from_numpy(tables).flatten(0, 1), tokens.device)
-    *parts, affinity = entries.split([*lengths, 2 * affinities], 1)
+    *parts, affinity = entries.split([*lengths, described], 1)
     state = dict(zip(COUNTERS, numbers.unbind(1), strict=True)) | dict(zip(LENGTHS, parts, strict=True))
     return state | {"joined": state["joined"].bool()} | ({"affinity": affinity} if affinities else {})
 
@@ -139,20 +139,24 @@ class _Text:
             if self.adjacent is not None:
                 head = self.line[base]
                 self.adjacent[head, node] = self.adjacent[node, head] = 1
-        if own := sign.new + (far > 0):  # of the head; with its last edges it is done, and its degree is not read again
+        if own := sign.new + len(ends):  # of the head
             self.degrees[self.line[base]] += own
 
-    def _tie(self, adjacent: np.ndarray[tuple[int, int], np.dtype[np.float64]]) -> None:
-        """Levels of affinity at both ends of the queue, as ``GraphSequenceGrammar`` has them."""
-        (count, size), base, most = self.counters[:2], self.counters[4], len(self.affinity) // 2
+    def _tie(self, adjacent: np.ndarray[Any, np.dtype[np.float64]]) -> None:
+        """Affinities to the head, as ``GraphSequenceGrammar`` has them."""
+        (count, size), base, most = self.counters[:2], self.counters[4], len(self.affinity) // 2 - 1
         self.affinity[:] = 0
-        if size < 2:
+        if size == 0:
             return
-        found = levels_of(adjacent[:count, :count], self.degrees, self.line[base : base + size])
-        found[self.joined[1:size] != 0] = 0
+        queue = self.line[base : base + size]
+        shares = affinities_of(adjacent[:count, :count], self.degrees[:count], int(queue[0]))
+        shares[queue[0]] = 0
+        behind = shares[queue[1:]]
+        self.affinity[-2:] = np.count_nonzero(shares >= TIED), np.count_nonzero(behind >= TIED)
+        levels = np.where(self.joined[1:size], 0, np.searchsorted(STEPS, behind, side="right") + 1)
         front, back = min(most, (size - 1) // 2), min(most, size // 2)
-        self.affinity[:front] = found[:front]
-        self.affinity[most : most + back] = found[::-1][:back]
+        self.affinity[:front] = levels[:front]
+        self.affinity[most : most + back] = levels[::-1][:back]
 
     def _cut(self, floor: int, base: int, size: int, at: int) -> None:
         """Move the nodes from place ``at`` on to the queues that wait; the first of them also stays in the queue, as its last."""

@@ -70,19 +70,27 @@ def described(reader: _Reader) -> list[int]:
 
 
 def affinities(reader: _Reader, most: int) -> list[int]:
-    """Levels of the number of walks of four edges from the head to each node of the queue, per pair of their edges."""
+    """Levels of the numbers of walks of three and four edges from the head to each node of the queue, and numbers of tied nodes."""
+    if not most:
+        return []
     queue, n = reader.queue[reader.head :], len(reader.nodes)
     graph = nx.Graph([*reader.edges])
     graph.add_nodes_from(range(n))
-    found = [[0] * most, [0] * most]
-    walks = np.linalg.matrix_power(nx.to_numpy_array(graph, nodelist=range(n), dtype=int), 4) if n else np.zeros((0, 0))
+    matrix = nx.to_numpy_array(graph, nodelist=range(n), dtype=int) if n else np.zeros((0, 0), dtype=int)
+    walks = 8 * np.linalg.matrix_power(matrix, 3) + np.linalg.matrix_power(matrix, 4)
+    ends: tuple[list[int], list[int]] = [0] * most, [0] * most
+
+    def share(node: int) -> float:
+        pairs = graph.degree(queue[0]) * graph.degree(node)
+        return float(walks[queue[0], node] / pairs) if pairs else 0.0
+
     for place in range(1, len(queue)):
-        behind, edge = len(queue) - 1 - place, graph.has_edge(queue[0], queue[place])
+        behind = len(queue) - 1 - place
         side, at = (0, place - 1) if place <= behind else (1, behind)
-        if at < most and not edge:
-            share = walks[queue[0], queue[place]] / (graph.degree(queue[0]) * graph.degree(queue[place]))
-            found[side][at] = 1 + sum(share >= 2 ** (k / 2) for k in range(-6, 9))
-    return [*found[0], *found[1]]
+        if at < most and not graph.has_edge(queue[0], queue[place]):
+            ends[side][at] = 1 + sum(share(queue[place]) >= 2 ** (k / 2) for k in range(-6, 9))
+    tied = [{u for u in nodes if u != queue[0] and share(u) >= 2} if queue else set() for nodes in (range(n), queue)]
+    return [*ends[0], *ends[1], *(min(len(nodes), 63) for nodes in tied)]
 
 
 SMALL = [(1, 1, 1), (2, 1, 1), (3, 1, 1), (4, 1, 1), (3, 2, 1), (3, 1, 2), (3, 2, 3), (4, 1, 1, 1), (3, 2, 3, 2)]
@@ -146,6 +154,19 @@ def test_numbers_above_those_of_the_features_count_as_the_largest() -> None:
         state = large.advance(state, torch.tensor([vocabulary(300).index(token) + NUM_SPECIAL]))
     assert large.features(state)[0, :2].tolist() == [255, 255]
     assert large.feature_sizes[:2] == (256, 256)
+
+
+def test_affinities_have_all_levels_in_a_dense_graph() -> None:
+    grammar, levels = GraphSequenceGrammar(24, affinities=12), set[int]()
+    ids = {token: k + NUM_SPECIAL for k, token in enumerate(vocabulary(24))}
+    state, reader = grammar.start(1, CPU), _Reader(1, 1)
+    dense = nx.disjoint_union(nx.complete_graph(20), nx.path_graph(4))
+    dense.add_edges_from([(19, 20), (20, 22)])
+    for token in re.findall(PATTERN, text_of(listed(dense))):
+        reader = check(grammar, state, reader)[token]
+        state = grammar.advance(state, torch.tensor([ids[token]]))
+        levels |= set(state["affinity"].flatten().tolist())
+    assert {0, 1, 16} <= levels
 
 
 @pytest.mark.parametrize("planarity", [True, False])
