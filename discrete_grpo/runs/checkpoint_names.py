@@ -37,8 +37,9 @@ def find_checkpoint(name: str | Path, role: str = "policy") -> Path:
         if (run / "checkpoints").is_dir():
             return Checkpoints(run).latest()
     known, within = bundled_policies(role), Path("runs", name)  # where presets put their runs
-    a_run = role == "policy" and path.name == str(name) and any((within / part).exists() for part in ("policy", "checkpoints"))
-    near = f"did you mean '{within.as_posix()}'?" if a_run else did_you_mean(str(name), known)
+    plain = path.name == str(name)  # and no path, which is not compared with the names of bundled policies
+    a_run = role == "policy" and plain and any((within / part).exists() for part in ("policy", "checkpoints"))
+    near = f"did you mean '{within.as_posix()}'?" if a_run else did_you_mean(str(name), known) if plain else ""
     if (parts := str(name).split("."))[1:] and all(map(str.isidentifier, parts)) and Path(*parts[:-1]).with_suffix(".py").is_file():
         near = f"a class is named as {'.'.join(parts[:-1])}:{parts[-1]}"
     told = f"{role}: {str(name)!r} is no checkpoint folder, run folder or bundled {role}"

@@ -33,8 +33,8 @@ if hasattr(os, "register_at_fork"):
 def locked_folder(folder: str | os.PathLike[str]) -> Iterator[None]:
     """Refuse a folder in which another process works; the lock ends with this process, however it ends, and leaves no file.
 
-    The folder is created, and removed if it is empty at the end. Blocks may be nested. With several processes, the first one holds
-    the lock. On Windows and file systems without locks, nothing is refused.
+    The folder is created, and removed with the parents that were created if it is empty at the end. Blocks may be nested. With
+    several processes, the first one holds the lock. On Windows and file systems without locks, nothing is refused.
 
     Raises:
         ValueError: if another process works there.
@@ -43,7 +43,7 @@ def locked_folder(folder: str | os.PathLike[str]) -> Iterator[None]:
     if sys.platform == "win32" or not is_first() or path in _HELD:
         yield
         return
-    new = not path.exists()
+    made = [parent for parent in (path, *path.parents) if not parent.exists()]
     with suppress(OSError):  # the run itself reports what it cannot write
         path.mkdir(parents=True, exist_ok=True)
     handle = _locked(path)
@@ -52,8 +52,10 @@ def locked_folder(folder: str | os.PathLike[str]) -> Iterator[None]:
     finally:
         if handle is not None and _HELD.pop(path, None) is not None:
             _release(handle)
-        if new and path.is_dir() and not any(path.iterdir()):
-            path.rmdir()
+        with suppress(OSError):  # of the first that is not empty
+            for empty in made:
+                with suppress(FileNotFoundError):  # a failed run has removed it
+                    empty.rmdir()
 
 
 def _locked(path: Path) -> int | None:

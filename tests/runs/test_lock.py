@@ -100,3 +100,19 @@ def test_a_forked_child_holds_no_lock(tmp_path: Path) -> None:
         os.waitpid(child, 0)
         os.close(reading)
         os.close(writing)
+
+
+def test_a_refused_run_leaves_no_empty_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "--policy=runs/nothing", "--reward=qed", "--output_dir=runs/new/x"]) == 2
+    assert not [*tmp_path.iterdir()]
+    Path("runs").mkdir()
+    with locked_folder("runs/a/b"), locked_folder("runs/a/c"):
+        Path("runs/a/c/file").touch()
+    assert sorted(path.as_posix() for path in Path("runs").rglob("*")) == ["runs/a", "runs/a/c", "runs/a/c/file"]
+
+
+def test_a_path_is_not_compared_with_names_of_bundled_policies(capsys: pytest.CaptureFixture[str]) -> None:
+    for name, told in (("tree-64-sequence", "did you mean 'tree-64-sequences'?"), ("runs/tree-64-sequence", "(bundled: digits")):
+        assert main(["train", f"--policy={name}", "--reward=qed"]) == 2
+        assert told in capsys.readouterr().err

@@ -65,8 +65,8 @@ class PretrainGraphSequencesRecipe:
         layers: depth of the transformer.
         heads: attention heads of the transformer.
         width: width of its hidden states.
-        affinities: number of open nodes at each end of the queue of which the network reads how many walks of four edges tie
-            them to the head; for graphs with dense blocks.
+        affinities: number of open nodes at each end of the queue of which the network reads how closely they are tied to the
+            head; for graphs with dense blocks.
         dropout: dropout probability in the transformer while pretraining.
         max_length: largest number of tokens of a graph; None means that of the data.
         temperature: temperature of sampling, kept with the policy; it is 1 in training.
