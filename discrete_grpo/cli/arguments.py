@@ -91,7 +91,7 @@ IMPORT_OPTIONS: tuple[tuple[str, Callable[[str], Any], str, str], ...] = (
         "heads",
         _whole,
         "N",
-        "all but HuggingFace, REINVENT and MiDi: number of attention heads; by default that of the file, else the published 8",
+        "MolGPT, DiGress, DeFoG and Graph-GRPO: number of attention heads; by default that of the file, else the published 8",
     ),
     ("properties", _names, "LIST", "MolGPT: names of the properties of its training, in order, as [logp,sas]"),
     ("start", _text, "TOKEN", "MolGPT: token that every molecule begins with"),
