@@ -118,9 +118,9 @@ def _text() -> torch.Tensor:
     return torch.tensor([LETTERS.encode("abca"), LETTERS.encode("ccab")])
 
 
-def _sequences(affinities: int = 0) -> DecodedPolicy:
+def _sequences() -> DecodedPolicy:
     """A policy with a grammar."""
-    return graph_sequence_policy(5, 12, layers=1, heads=2, width=8, affinities=affinities)
+    return graph_sequence_policy(5, 12, layers=1, heads=2, width=8)
 
 
 def _sequence_texts() -> TokenBatch:
@@ -157,6 +157,5 @@ FAMILIES: dict[str, Case] = {
     "tokens": Case(_tokens, lambda: TokenBatch(_text()), WORDS),
     "decoded tokens": Case(lambda: DecodedPolicy(_tokens(), Upper()), lambda: TokenBatch(_text()), WORDS),
     "graph sequences": Case(_sequences, _sequence_texts),
-    "graph sequences with affinities": Case(lambda: _sequences(2), _sequence_texts),
     "masked text": Case(_masked, _text, {"masked": "a_b__"}),
 }

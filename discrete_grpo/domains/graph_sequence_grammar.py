@@ -19,8 +19,6 @@ from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from discrete_grpo.core.checks import check_range
-from discrete_grpo.core.precision import constant
-from discrete_grpo.domains.graph_affinity import LEVELS, STEPS, TIED, affinities
 from discrete_grpo.domains.graph_sequence_states import Sign, states_along
 from discrete_grpo.domains.graph_sequences import vocabulary
 from discrete_grpo.domains.tokenizer import EOS, NUM_SPECIAL
@@ -30,8 +28,6 @@ __all__ = ["GraphSequenceGrammar"]
 State = dict[str, Tensor]
 MOST = 16
 """Degrees and numbers of waiting queues are features up to this."""
-MOST_TIED = 63
-"""Numbers of nodes that are tied to the head are features up to this."""
 EDGE, NODE = 1, 2  # what has to be named next: the class of an edge, of a node, or of one and then of the other
 
 
@@ -44,11 +40,9 @@ class GraphSequenceGrammar(nn.Module):
         max_nodes: N, the most nodes of a graph. At most 3N queues wait at a time; a planar graph has fewer edges.
         node_classes: number of classes of nodes.
         edge_classes: number of classes of edges, "no edge" not counted.
-        affinities: number of places at each end of the queue whose nodes' affinity to the head is a feature, see
-            :mod:`~discrete_grpo.domains.graph_affinity`. A state then holds all edges, N² entries.
 
     Raises:
-        ValueError: for a number below 1, or ``affinities`` below 0.
+        ValueError: for a number below 1.
     """
 
     star: Tensor
@@ -63,20 +57,13 @@ class GraphSequenceGrammar(nn.Module):
     node_class: Tensor
     due: Tensor
 
-    def __init__(self, max_nodes: int, node_classes: int = 1, edge_classes: int = 1, affinities: int = 0) -> None:
+    def __init__(self, max_nodes: int, node_classes: int = 1, edge_classes: int = 1) -> None:
         super().__init__()
         check_range("max_nodes", max_nodes, least=1)
-        check_range("affinities", affinities, least=0)
         self.max_nodes, self.node_classes, self.edge_classes = max_nodes, node_classes, edge_classes
-        self.affinities = affinities
         tokens = ["", "", "", "", *vocabulary(max_nodes, node_classes, edge_classes)]
         self.num_tokens = len(tokens)
-        self.feature_sizes = (
-            *[min(max_nodes, 255) + 1] * 2,
-            *[MOST + 1] * 6,
-            16,
-            *([LEVELS] * 2 * affinities + [MOST_TIED + 1] * 2 if affinities else ()),
-        )
+        self.feature_sizes = (*[min(max_nodes, 255) + 1] * 2, *[MOST + 1] * 6, 16)
         heads = [re.fullmatch(r"(<?)(\+*)(>?)\.", token) for token in tokens]
         columns = {
             "star": [token == "*" for token in tokens],
@@ -97,8 +84,7 @@ class GraphSequenceGrammar(nn.Module):
 
     def init_args(self) -> dict[str, Any]:
         """Arguments from which a checkpoint builds this grammar again."""
-        sizes = {"max_nodes": self.max_nodes, "node_classes": self.node_classes, "edge_classes": self.edge_classes}
-        return sizes | ({"affinities": self.affinities} if self.affinities else {})
+        return {"max_nodes": self.max_nodes, "node_classes": self.node_classes, "edge_classes": self.edge_classes}
 
     def start(self, rows: int, device: torch.device) -> State:
         """No node yet.
@@ -106,16 +92,12 @@ class GraphSequenceGrammar(nn.Module):
         The state of a text: ``count``, nodes; ``size``, nodes of the queue, its head included; ``joined`` [N], places of the queue
         that the head has an edge to; ``waiting`` [3N] and ``depth``, sizes and number of the queues that were cut off; ``due``,
         the classes that have to be named next; ``degrees`` [N] of the nodes; ``line`` [5N], the nodes of all queues, those of the
-        last from ``base`` on and those of the others below ``floor``; with affinities, ``adjacent`` [N, N], the edges, and
-        ``affinity``, levels of the places after the head, of the last place and those before it, and the numbers of tied nodes.
+        last from ``base`` on and those of the others below ``floor``.
         """
         n, names = self.max_nodes, ("count", "size", "depth", "due", "base", "floor")
         counters = {name: torch.zeros(rows, dtype=torch.long, device=device) for name in names}
         lengths = {"waiting": 3 * n, "degrees": n, "line": 5 * n}
         tables = {name: torch.zeros(rows, k, dtype=torch.int16, device=device) for name, k in lengths.items()}
-        if self.affinities:
-            tables["affinity"] = torch.zeros(rows, 2 * self.affinities + 2, dtype=torch.int16, device=device)
-            tables["adjacent"] = torch.zeros(rows, n, n, dtype=torch.bool, device=device)
         return counters | tables | {"joined": torch.zeros(rows, n, dtype=torch.bool, device=device)}
 
     def legal(self, state: State) -> Bool[Tensor, "row token"]:
@@ -152,21 +134,18 @@ class GraphSequenceGrammar(nn.Module):
         base = torch.where(back_again, floor, base)
         found = {"count": count + new + star.long(), "size": size, "depth": depth + cuts.long() - back_again.long()}
         found |= {"due": state["due"] + self.due[tokens], "base": base, "floor": floor}
-        found |= {"joined": joined, "waiting": waiting, "degrees": degrees, "line": line}
-        return found | (self._ties(state, found) if self.affinities else {})
+        return found | {"joined": joined, "waiting": waiting, "degrees": degrees, "line": line}
 
     def states_along(self, tokens: Int[Tensor, "row step"]) -> State:
         """The states before each token of given texts, text after text [B T, ...], computed on the host."""
-        return states_along(tokens, self.signs, self.max_nodes, self.affinities)
+        return states_along(tokens, self.signs, self.max_nodes)
 
     def features(self, state: State) -> Int[Tensor, "row feature"]:
-        """Nine numbers that a network would have to count, and affinities to the head.
+        """Nine numbers that a network would have to count.
 
         Nodes of the queue, and of all; waiting queues; degrees so far, plus one, of the head, the two nodes after it, the last one
         and the one before, 0 where there is none; and flags: 1 and 2 for edges of the head to the next and to the last node, 4 and
-        8 for the class of an edge and of a node that are due. Each node of the queue but the head has one level of affinity, at
-        its place from the nearer end as in tokens, which is 0 once the head has an edge to it; two further numbers count the nodes
-        that are tied to the head, of all and of the queue.
+        8 for the class of an edge and of a node that are due.
         """
         size = state["size"]
         places = torch.stack([torch.zeros_like(size), torch.ones_like(size), torch.full_like(size, 2), size - 1, size - 2], 1)
@@ -177,8 +156,7 @@ class GraphSequenceGrammar(nn.Module):
         flags = joined[:, 0].long() + 2 * joined[:, 1].long() + 4 * state["due"]
         counts = torch.stack([size, state["count"]], 1).clamp_max(255)
         few = state["depth"].clamp_max(MOST).unsqueeze(1)
-        ties = [state["affinity"].long().clamp_max(MOST_TIED)] if self.affinities else []
-        return torch.cat([counts, few, torch.where(there, degrees.long(), 0), flags.unsqueeze(1), *ties], 1)
+        return torch.cat([counts, few, torch.where(there, degrees.long(), 0), flags.unsqueeze(1)], 1)
 
     def _sign(self, entries: Mapping[str, Any]) -> Sign:
         """The effect of a token, from its entries in the tables."""
@@ -200,7 +178,7 @@ class GraphSequenceGrammar(nn.Module):
         ids = torch.arange(state["degrees"].shape[1], device=line.device)
         added = (ids >= count) & (ids < count + new)
         to_open = ((ids == other) & (far > 0)).long() + ((ids == last) & newest) + ((ids == following) & after)
-        own = (ids == head) * (new + (far > 0) + newest + after)
+        own = (ids == head) * (new + (far > 0))  # with an edge to an open node it is done, and in no other queue
         degrees = state["degrees"] + (added + to_open + own).to(torch.int16)
         fresh = (at >= base + size) & (at < base + size + new + star)
         line = torch.where(fresh, (count + at - base - size).to(line.dtype), line)
@@ -208,36 +186,6 @@ class GraphSequenceGrammar(nn.Module):
         moved = torch.where(at < floor + behind, base + far + at - floor, base + at - floor - behind)
         source = torch.where(cuts & (at >= floor), moved, at).clamp(0, line.shape[1] - 1)
         return degrees, line.gather(1, source)
-
-    def _ties(self, state: State, then: State) -> State:
-        """All edges after a token, and affinities to the head."""
-        count, size, most = then["count"], then["size"].unsqueeze(1), self.affinities
-        here = count.device.type == "cpu"  # an accelerator would have to wait for the count
-        n = int(count.max().clamp(1, self.max_nodes)) if here else self.max_nodes
-        adjacent = self._joined(state, then["degrees"])
-        places = torch.arange(n, device=count.device).expand(len(size), -1)
-        last = then["line"].shape[1] - 1
-        queue = then["line"].gather(1, (then["base"].unsqueeze(1) + places).clamp(0, last)).long().clamp(0, n - 1)
-        shares = affinities(adjacent[:, :n, :n], then["degrees"][:, :n].long(), queue[:, :1])
-        tied = (shares >= TIED).scatter(1, queue[:, :1], False) & (size > 0)
-        behind = tied.gather(1, queue) & (places > 0) & (places < size)
-        counts = torch.stack([tied.sum(1), behind.sum(1)], 1)
-        front = torch.arange(1, most + 1, device=count.device).expand(len(size), -1)
-        ends = torch.cat([front, size - front], 1)
-        nearer = torch.cat([2 * front < size, 2 * front <= size], 1)  # to the head, or to the last place
-        shares = shares.gather(1, queue).gather(1, ends.clamp(0, n - 1))
-        levels = torch.bucketize(shares, constant(STEPS, shares.device, shares.dtype), right=True) + 1
-        levels = torch.where(nearer & self._free(then, ends, size), levels, 0)
-        return {"adjacent": adjacent, "affinity": torch.cat([levels, counts], 1).to(torch.int16)}
-
-    def _joined(self, state: State, degrees: Tensor) -> Tensor:
-        """All edges after a token, which were made between the head and the other nodes whose degrees have changed."""
-        n, line = self.max_nodes, state["line"]
-        head = line.gather(1, state["base"].unsqueeze(1).clamp(0, line.shape[1] - 1)).long()
-        ends = (degrees != state["degrees"]).scatter(1, head, False)
-        row = head.unsqueeze(2).expand(-1, 1, n)
-        ends = ends.unsqueeze(1) | state["adjacent"].gather(1, row)
-        return state["adjacent"].scatter(1, row, ends).scatter_(2, row.transpose(1, 2), ends.transpose(1, 2))
 
     def _free(self, state: State, place: Tensor, size: Tensor) -> Tensor:
         """Whether there is a node at each place of the queue, to which the head has no edge."""

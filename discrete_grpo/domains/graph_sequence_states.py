@@ -15,7 +15,6 @@ from jaxtyping import Int
 from torch import Tensor
 
 from discrete_grpo.core.precision import place
-from discrete_grpo.domains.graph_affinity import STEPS, TIED, affinities_of
 
 __all__ = ["Sign", "states_along"]
 
@@ -56,8 +55,8 @@ NOTHING = Sign(-1, -1, False, 0, False, False, False, False, 0)
 """The effect of a special token: none."""
 
 
-def states_along(tokens: Int[Tensor, "row step"], signs: Sequence[Sign], max_nodes: int, affinities: int = 0) -> dict[str, Tensor]:
-    """The states before each token of given texts, text after text [B T, ...], without their matrices of edges.
+def states_along(tokens: Int[Tensor, "row step"], signs: Sequence[Sign], max_nodes: int) -> dict[str, Tensor]:
+    """The states before each token of given texts, text after text [B T, ...].
 
     Behind a token that cannot be followed, the states of its text, which is illegal, stay as they are.
 
@@ -65,22 +64,20 @@ def states_along(tokens: Int[Tensor, "row step"], signs: Sequence[Sign], max_nod
         tokens: [B, T] ids.
         signs: the effect of each id.
         max_nodes: N, as that of the grammar.
-        affinities: as that of the grammar.
     """
-    lengths, described = [k * max_nodes for k in LENGTHS.values()], 2 * affinities + 2 if affinities else 0
-    tables = np.zeros((*tokens.shape, sum(lengths) + described), dtype=np.int16)
+    tables = np.zeros((*tokens.shape, sum(LENGTHS.values()) * max_nodes), dtype=np.int16)
     texts = ([signs[k] for k in text] for text in tokens.tolist())
     counters = [row for text, rows in zip(texts, tables, strict=True) for row in _follow(text, rows, max_nodes)]
     numbers = place(torch.tensor(counters, dtype=torch.long).reshape(-1, len(COUNTERS)), tokens.device)
     entries = place(torch.from_numpy(tables).flatten(0, 1), tokens.device)
-    *parts, affinity = entries.split([*lengths, described], 1)
+    parts = entries.split([k * max_nodes for k in LENGTHS.values()], 1)
     state = dict(zip(COUNTERS, numbers.unbind(1), strict=True)) | dict(zip(LENGTHS, parts, strict=True))
-    return state | {"joined": state["joined"].bool()} | ({"affinity": affinity} if affinities else {})
+    return state | {"joined": state["joined"].bool()}
 
 
 def _follow(text: Sequence[Sign], tables: np.ndarray[Any, Any], n: int) -> list[list[int]]:
     """The counters before each token of a text; its tables are written into the rows of ``tables``."""
-    state, counters, legal = _Text(n, tables.shape[1]), [], True
+    state, counters, legal = _Text(n), [], True
     for step, sign in enumerate(text):
         counters.append(state.counters)
         tables[step] = state.row
@@ -93,14 +90,12 @@ def _follow(text: Sequence[Sign], tables: np.ndarray[Any, Any], n: int) -> list[
 
 
 class _Text:
-    """The state of one text; ``joined``, ``degrees``, ``line``, ``waiting`` and ``affinity`` are views of ``row``."""
+    """The state of one text; ``joined``, ``degrees``, ``line`` and ``waiting`` are views of ``row``."""
 
-    def __init__(self, n: int, columns: int) -> None:
+    def __init__(self, n: int) -> None:
         self.counters = [0] * len(COUNTERS)
-        self.row = np.zeros(columns, dtype=np.int16)
-        parts = np.split(self.row, np.cumsum([*LENGTHS.values()]) * n)
-        self.joined, self.degrees, self.line, self.waiting, self.affinity = parts
-        self.adjacent = np.zeros((n, n)) if len(self.affinity) else None
+        self.row = np.zeros(sum(LENGTHS.values()) * n, dtype=np.int16)
+        self.joined, self.degrees, self.line, self.waiting = np.split(self.row, np.cumsum([*LENGTHS.values()])[:-1] * n)
 
     def read(self, sign: Sign) -> None:
         """Change the state as ``GraphSequenceGrammar.advance`` does."""
@@ -128,35 +123,16 @@ class _Text:
             floor -= size
             base = floor
         self.counters = [count + sign.new + sign.star, size, depth, due + sign.due, base, floor]
-        if self.adjacent is not None:
-            self._tie(self.adjacent)
 
     def _edges(self, sign: Sign, count: int, size: int, base: int, far: int) -> None:
         """Count the edges of a token; one to an open node is to that at place ``far``, or 0."""
-        ends = [self.line[base + at] for at, is_end in ((far, far > 0), (size - 1, sign.newest), (1, sign.after)) if is_end]
-        for node in (*range(count, count + sign.new), *ends):
-            self.degrees[node] += 1
-            if self.adjacent is not None:
-                head = self.line[base]
-                self.adjacent[head, node] = self.adjacent[node, head] = 1
-        if own := sign.new + len(ends):  # of the head
+        for k in range(count, count + sign.new):
+            self.degrees[k] += 1
+        for at, is_end in ((far, far > 0), (size - 1, sign.newest), (1, sign.after)):
+            if is_end:
+                self.degrees[self.line[base + at]] += 1
+        if own := sign.new + (far > 0):  # of the head; with its last edges it is done, and its degree is not read again
             self.degrees[self.line[base]] += own
-
-    def _tie(self, adjacent: np.ndarray[Any, np.dtype[np.float64]]) -> None:
-        """Affinities to the head, as ``GraphSequenceGrammar`` has them."""
-        (count, size), base, most = self.counters[:2], self.counters[4], len(self.affinity) // 2 - 1
-        self.affinity[:] = 0
-        if size == 0:
-            return
-        queue = self.line[base : base + size]
-        shares = affinities_of(adjacent[:count, :count], self.degrees[:count], int(queue[0]))
-        shares[queue[0]] = 0
-        behind = shares[queue[1:]]
-        self.affinity[-2:] = np.count_nonzero(shares >= TIED), np.count_nonzero(behind >= TIED)
-        levels = np.where(self.joined[1:size], 0, np.searchsorted(STEPS, behind, side="right") + 1)
-        front, back = min(most, (size - 1) // 2), min(most, size // 2)
-        self.affinity[:front] = levels[:front]
-        self.affinity[most : most + back] = levels[::-1][:back]
 
     def _cut(self, floor: int, base: int, size: int, at: int) -> None:
         """Move the nodes from place ``at`` on to the queues that wait; the first of them also stays in the queue, as its last."""

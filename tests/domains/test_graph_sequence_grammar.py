@@ -47,7 +47,7 @@ def check(grammar: GraphSequenceGrammar, state: dict[str, torch.Tensor], reader:
     assert {tokens[k] for k in row[NUM_SPECIAL:].nonzero().flatten().tolist()} == set(legal)
     assert row[:NUM_SPECIAL].tolist() == [k == EOS and may_end for k in range(NUM_SPECIAL)]
     features = grammar.features(state)[0].tolist()
-    assert features == [*described(reader), *affinities(reader, grammar.affinities)]
+    assert features == described(reader)
     assert all(0 <= value < size for value, size in zip(features, grammar.feature_sizes, strict=True))
     return legal
 
@@ -69,38 +69,13 @@ def described(reader: _Reader) -> list[int]:
     return [len(queue), len(reader.nodes), min(len(reader.waiting), 16), *map(degree, places), flags]
 
 
-def affinities(reader: _Reader, most: int) -> list[int]:
-    """Levels of the numbers of walks of three and four edges from the head to each node of the queue, and numbers of tied nodes."""
-    if not most:
-        return []
-    queue, n = reader.queue[reader.head :], len(reader.nodes)
-    graph = nx.Graph([*reader.edges])
-    graph.add_nodes_from(range(n))
-    matrix = nx.to_numpy_array(graph, nodelist=range(n), dtype=int) if n else np.zeros((0, 0), dtype=int)
-    walks = 8 * np.linalg.matrix_power(matrix, 3) + np.linalg.matrix_power(matrix, 4)
-    ends: tuple[list[int], list[int]] = [0] * most, [0] * most
-
-    def share(node: int) -> float:
-        pairs = graph.degree(queue[0]) * graph.degree(node)
-        return float(walks[queue[0], node] / pairs) if pairs else 0.0
-
-    for place in range(1, len(queue)):
-        behind = len(queue) - 1 - place
-        side, at = (0, place - 1) if place <= behind else (1, behind)
-        if at < most and not graph.has_edge(queue[0], queue[place]):
-            ends[side][at] = 1 + sum(share(queue[place]) >= 2 ** (k / 2) for k in range(-6, 9))
-    tied = [{u for u in nodes if u != queue[0] and share(u) >= 2} if queue else set() for nodes in (range(n), queue)]
-    return [*ends[0], *ends[1], *(min(len(nodes), 63) for nodes in tied)]
-
-
-SMALL = [(1, 1, 1), (2, 1, 1), (3, 1, 1), (4, 1, 1), (3, 2, 1), (3, 1, 2), (3, 2, 3), (4, 1, 1, 1), (3, 2, 3, 2)]
-LONG = [(12, 1, 1), (9, 2, 1), (9, 1, 3), (9, 3, 2), (12, 1, 1, 3), (9, 3, 2, 9)]
+SMALL = [(1, 1, 1), (2, 1, 1), (3, 1, 1), (4, 1, 1), (3, 2, 1), (3, 1, 2), (3, 2, 3)]
 
 
 @pytest.mark.parametrize("sizes", SMALL, ids=str)
-def test_it_allows_what_the_reader_reads_in_every_short_text(sizes: tuple[int, ...]) -> None:
+def test_it_allows_what_the_reader_reads_in_every_short_text(sizes: tuple[int, int, int]) -> None:
     grammar = GraphSequenceGrammar(*sizes)
-    ids = {token: k + NUM_SPECIAL for k, token in enumerate(vocabulary(*sizes[:3]))}
+    ids = {token: k + NUM_SPECIAL for k, token in enumerate(vocabulary(*sizes))}
 
     def walk(state: dict[str, torch.Tensor], reader: _Reader, left: int) -> int:
         legal = check(grammar, state, reader)
@@ -108,7 +83,7 @@ def test_it_allows_what_the_reader_reads_in_every_short_text(sizes: tuple[int, .
             return 1
         return 1 + sum(walk(grammar.advance(state, torch.tensor([ids[t]])), then, left - 1) for t, then in legal.items())
 
-    assert walk(grammar.start(1, CPU), _Reader(*sizes[1:3]), 4) >= 3
+    assert walk(grammar.start(1, CPU), _Reader(*sizes[1:]), 4) >= 3
 
 
 def random_texts(grammar: GraphSequenceGrammar, cut_weight: float, steps: int) -> Iterator[int]:
@@ -132,8 +107,8 @@ def _classes(grammar: GraphSequenceGrammar) -> tuple[int, int]:
     return grammar.node_classes, grammar.edge_classes
 
 
-@pytest.mark.parametrize("sizes", LONG, ids=str)
-def test_it_allows_what_the_reader_reads_in_long_random_texts(sizes: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("sizes", [(12, 1, 1), (9, 2, 1), (9, 1, 3), (9, 3, 2)], ids=str)
+def test_it_allows_what_the_reader_reads_in_long_random_texts(sizes: tuple[int, int, int]) -> None:
     assert max(random_texts(GraphSequenceGrammar(*sizes), 3.0, 40)) > 2
 
 
@@ -154,19 +129,6 @@ def test_numbers_above_those_of_the_features_count_as_the_largest() -> None:
         state = large.advance(state, torch.tensor([vocabulary(300).index(token) + NUM_SPECIAL]))
     assert large.features(state)[0, :2].tolist() == [255, 255]
     assert large.feature_sizes[:2] == (256, 256)
-
-
-def test_affinities_have_all_levels_in_a_dense_graph() -> None:
-    grammar, levels = GraphSequenceGrammar(24, affinities=12), set[int]()
-    ids = {token: k + NUM_SPECIAL for k, token in enumerate(vocabulary(24))}
-    state, reader = grammar.start(1, CPU), _Reader(1, 1)
-    dense = nx.disjoint_union(nx.complete_graph(20), nx.path_graph(4))
-    dense.add_edges_from([(19, 20), (20, 22)])
-    for token in re.findall(PATTERN, text_of(listed(dense))):
-        reader = check(grammar, state, reader)[token]
-        state = grammar.advance(state, torch.tensor([ids[token]]))
-        levels |= set(state["affinity"].flatten().tolist())
-    assert {0, 1, 16} <= levels
 
 
 @pytest.mark.parametrize("planarity", [True, False])
@@ -204,8 +166,8 @@ def step_by_step(grammar: GraphSequenceGrammar, tokens: torch.Tensor) -> list[di
     return found
 
 
-@pytest.mark.parametrize("sizes", LONG, ids=str)
-def test_the_states_of_whole_texts_are_those_of_single_steps(sizes: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("sizes", [(12, 1, 1), (9, 2, 1), (9, 1, 3), (9, 3, 2)], ids=str)
+def test_the_states_of_whole_texts_are_those_of_single_steps(sizes: tuple[int, int, int]) -> None:
     grammar, generator = GraphSequenceGrammar(*sizes), torch.Generator().manual_seed(0)
     weights = torch.ones(grammar.num_tokens).index_fill(0, grammar.cuts.nonzero().flatten(), 3.0)
     weights[EOS] = 0.05
@@ -217,7 +179,7 @@ def test_the_states_of_whole_texts_are_those_of_single_steps(sizes: tuple[int, .
     states = grammar.states_along(tokens)
     for step, expected in enumerate(step_by_step(grammar, tokens)):
         found = {name: entry.unflatten(0, tokens.shape)[:, step] for name, entry in states.items()}
-        assert found.keys() == expected.keys() - {"adjacent"}
+        assert found.keys() == expected.keys()
         for name in found.keys() - {"line", "waiting"}:
             assert torch.equal(found[name], expected[name]), name
         depth, end = expected["depth"].unsqueeze(1), (expected["base"] + expected["size"]).unsqueeze(1)
@@ -230,9 +192,8 @@ def test_the_states_of_whole_texts_are_those_of_single_steps(sizes: tuple[int, .
     assert int(states["size"].max()) >= 9
 
 
-@pytest.mark.parametrize("most", [0, 3])
-def test_an_illegal_text_has_its_states_up_to_there(most: int) -> None:
-    tokenizer, grammar = Tokenizer(vocabulary(12), PATTERN), GraphSequenceGrammar(12, affinities=most)
+def test_an_illegal_text_has_its_states_up_to_there() -> None:
+    tokenizer, grammar = Tokenizer(vocabulary(12), PATTERN), GraphSequenceGrammar(12)
     texts = ["*+5>", "*+3<", "*+5)..", "+", ">.", "*++***", "*" + "+" * 12, "*+6)6)", "*+....", "*+1)1)"]
     for text in texts:
         row = torch.tensor([[*tokenizer.encode(text), EOS]])
@@ -244,8 +205,8 @@ def test_an_illegal_text_has_its_states_up_to_there(most: int) -> None:
         assert torch.equal(legal[:read], expected[:read]), text
 
 
-@pytest.mark.parametrize("sizes", [(1, 1, 1), (5, 1, 1), (4, 2, 3), (1, 1, 1, 2), (5, 1, 1, 3), (4, 2, 3, 1)], ids=str)
-def test_a_network_can_read_the_features_of_any_tokens(sizes: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (5, 1, 1), (4, 2, 3)], ids=str)
+def test_a_network_can_read_the_features_of_any_tokens(sizes: tuple[int, int, int]) -> None:
     grammar, generator = GraphSequenceGrammar(*sizes), torch.Generator().manual_seed(0)
     tokens = torch.randint(grammar.num_tokens, (200, 30), generator=generator)
     tokens[:, 0] = NUM_SPECIAL  # the first node

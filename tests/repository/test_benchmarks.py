@@ -7,15 +7,13 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from benchmarks import block_models, presets
+from benchmarks import presets
 from benchmarks.baseline_graph import PeerNetwork, PeerPolicy, Trajectory, average_posterior, noise_matrix, posterior_over_x0
 from benchmarks.common import ROOT, interleaved, paired_ratio, peak_allocated, stamp, write_result
 from benchmarks.graph_policy_speed import CASES, Baseline, Ours, Settings, main
@@ -258,29 +256,3 @@ def test_presets_are_run_with_every_seed(monkeypatch: pytest.MonkeyPatch, tmp_pa
     presets.main(["--presets", "digits", "--seeds", "1", "--control", "1", "2", "--out", str(out)])
     rows = json.loads(out.read_text())["rows"]
     assert [(row["seed"], row["reward"]) for row in rows] == [(1, None), (1, presets.NOISE), (2, presets.NOISE)]
-
-
-def test_block_models_are_measured_before_and_after_grpo(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    made: list[tuple[str, int, list[str]]] = []
-
-    def tuned(preset: str, folder: Path, seed: int, options: Sequence[str]) -> tuple[Path, float]:
-        made.append((preset, seed, [option for option in options if option.endswith("noise")]))
-        folder.mkdir()
-        (folder / "metrics.jsonl").write_text('{"step": 1, "reward": 0.25}\n{"step": 1, "eval/reward": 0.5}\n')
-        return folder / "policy", 1.0
-
-    def measured(policy: str | Path, data: str, seed: int) -> dict[str, Any]:
-        row = {name: {"mean": 0.5, "std": 0.1} for name in ("valid", "unique", "novel", "vun", "ratio", "edges")}
-        return row | {"policy": Path(policy).name, "data": data}
-
-    monkeypatch.setattr(block_models, "tuned", tuned)
-    monkeypatch.setattr(block_models, "measure", measured)
-    out = tmp_path / "found.json"
-    block_models.main(
-        ["--policies", "a", "b", "--data", "x.npz", "--seeds", "3", "--control", "4", "--jobs", "2", "--out", str(out)]
-    )
-    rows = json.loads(out.read_text())["rows"]
-    assert sorted(rows) == ["GRPO, seed 3", "a", "b", "random rewards, seed 4"]
-    assert rows["GRPO, seed 3"]["rewards"] == [0.25]
-    assert (rows["b"]["policy"], rows["b"]["data"]) == ("b", "x.npz")
-    assert sorted(made) == [(block_models.PRESET, 3, []), (block_models.PRESET, 4, [f"--reward={block_models.NOISE}"])]

@@ -28,7 +28,6 @@ from discrete_grpo.domains.graph_validity import Shape
 from discrete_grpo.domains.named_graphs import Labels
 from discrete_grpo.domains.tokenizer import Tokenizer
 from discrete_grpo.metrics.graphs import GraphReference, evaluate
-from discrete_grpo.models.feature_logits import FeatureLogits
 from discrete_grpo.models.gpt import GPT, GPTConfig
 from discrete_grpo.policies.decoded import DecodedPolicy
 from discrete_grpo.policies.tokens import TokenPolicy
@@ -65,8 +64,6 @@ class PretrainGraphSequencesRecipe:
         layers: depth of the transformer.
         heads: attention heads of the transformer.
         width: width of its hidden states.
-        affinities: number of open nodes at each end of the queue of which the network reads how closely they are tied to the
-            head; for graphs with dense blocks.
         dropout: dropout probability in the transformer while pretraining.
         max_length: largest number of tokens of a graph; None means that of the data.
         temperature: temperature of sampling, kept with the policy; it is 1 in training.
@@ -91,7 +88,6 @@ class PretrainGraphSequencesRecipe:
     layers: int = 6
     heads: int = 4
     width: int = 96
-    affinities: int = 0
     dropout: float = 0.0
     max_length: int | None = None
     temperature: float = 1.0
@@ -109,7 +105,7 @@ class PretrainGraphSequencesRecipe:
         check_text("data", self.data, "the name of a set, or of a file or folder of graphs")
         check_fields(self, "orders candidates layers heads width max_length max_nodes max_bytes", least=1)
         check_fields(self, "test_share", above=0, below=1)
-        check_fields(self, "evaluation_samples affinities", least=0)
+        check_fields(self, "evaluation_samples", least=0)
         check_choices(self)
 
 
@@ -121,7 +117,6 @@ def graph_sequence_policy(
     layers: int = 6,
     heads: int = 4,
     width: int = 96,
-    affinities: int = 0,
     dropout: float = 0.0,
     temperature: float = 1.0,
     seed: int = 42,
@@ -139,7 +134,6 @@ def graph_sequence_policy(
         layers: depth of the transformer.
         heads: attention heads of the transformer.
         width: width of its hidden states.
-        affinities: number of open nodes at each end of the queue of which the network reads the affinity to the head.
         dropout: dropout probability in training.
         temperature: temperature of sampling.
         seed: random seed of the initial weights; the global random state is not changed.
@@ -149,15 +143,14 @@ def graph_sequence_policy(
     """
     for name, size in {"max_nodes": max_nodes, "max_length": max_length, "layers": layers, "heads": heads, "width": width}.items():
         check_whole(name, size, least=1)
-    check_whole("affinities", affinities, least=0)
     classes = (1, 1) if labels is None else (len(labels.nodes), max(1, len(labels.edges) - 1))
     tokenizer = Tokenizer(vocabulary(max_nodes, *classes), PATTERN)
-    grammar = GraphSequenceGrammar(max_nodes, *classes, affinities)
+    grammar = GraphSequenceGrammar(max_nodes, *classes)
     sizes = {"layers": layers, "heads": heads, "width": width}
     config = GPTConfig(len(tokenizer), max_length, **sizes, dropout=dropout, feature_sizes=grammar.feature_sizes)
     check_sizes("", config, GPTConfig)
     with seeded(seed):
-        network = FeatureLogits(GPT(config)) if affinities else GPT(config)
+        network = GPT(config)
     policy = TokenPolicy(network, tokenizer, max_length=max_length, truncation=Truncation(temperature), grammar=grammar)
     return DecodedPolicy(policy, GraphSequences(labels))
 
@@ -194,7 +187,6 @@ def run_pretrain_graph_sequences(recipe: PretrainGraphSequencesRecipe, *, resume
         layers=recipe.layers,
         heads=recipe.heads,
         width=recipe.width,
-        affinities=recipe.affinities,
         dropout=recipe.dropout,
         temperature=recipe.temperature,
         seed=config.seed,
