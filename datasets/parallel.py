@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, TypeVar
 from discrete_grpo.core.checks import check_range
 from discrete_grpo.core.processes import usable_cores
 
-__all__ = ["blocks", "map_blocks", "serve"]
+__all__ = ["blocks", "map_blocks", "map_in_processes", "serve"]
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -68,10 +68,11 @@ def map_blocks(
     if jobs == 1 or len(first) <= alone:
         yield from map(function, chain(first, left))
         return
-    yield from _in_processes(function, chain(first, left), jobs)
+    yield from map_in_processes(function, chain(first, left), jobs)
 
 
-def _in_processes(function: Callable[[_Item], _Result], items: Iterator[_Item], jobs: int) -> Iterator[_Result]:
+def map_in_processes(function: Callable[[_Item], _Result], items: Iterable[_Item], jobs: int) -> Iterator[_Result]:
+    """The same in ``jobs`` other processes, for a function that must not run in this one, such as one that Ctrl-C changes."""
     idle: SimpleQueue[_Worker] = SimpleQueue()
     workers: list[_Worker] = []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import os
 import warnings
 import zipfile
 import zlib
@@ -38,6 +39,7 @@ __all__ = [
     "cache_file",
     "check_broken",
     "check_cache_dir",
+    "check_cached",
     "check_file",
     "content_key",
     "from_cache",
@@ -274,12 +276,23 @@ def cache_file(cache_dir: str | Path | None, name: str, path: Path, version: str
         path: the file that is parsed.
         version: version of the format and all options that the parsed form depends on.
     """
-    if cache_dir is None:
+    folder = _parsed_folder() if cache_dir == AUTO else None if cache_dir is None else Path(cache_dir)
+    if folder is None:
         return None
+    cached = folder / f"{name}-{content_key(path, version)}.npz"
     if cache_dir != AUTO:
-        check_cache_dir(cache_dir)
-    folder = default_cache() / "parsed" if cache_dir == AUTO else Path(cache_dir)
-    return folder / f"{name}-{content_key(path, version)}.npz"
+        check_cached(cached)
+    return cached
+
+
+def _parsed_folder() -> Path | None:
+    """The folder of parsed files in the cache of this user; None for a user without a home, where a warning is given."""
+    try:
+        return default_cache() / "parsed"
+    except RuntimeError as error:
+        told = f"parsed data is not kept for the next run ({error}); DISCRETE_GRPO_CACHE can name a folder"
+        warnings.warn(told, RuntimeWarning, stacklevel=3)
+        return None
 
 
 def check_cache_dir(cache_dir: str | Path) -> None:
@@ -293,6 +306,13 @@ def check_cache_dir(cache_dir: str | Path) -> None:
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise ValueError(f"cache_dir: {cache_dir} cannot be made ({reason}), expected a folder to write in") from error
+
+
+def check_cached(cached: Path) -> None:
+    """Make the folder of a cached file where there is none, and raise ValueError if the file is not there and cannot be written."""
+    check_cache_dir(cached.parent)
+    if not cached.is_file() and not os.access(cached.parent, os.W_OK | os.X_OK):
+        raise ValueError(f"cache_dir: {cached.parent} cannot be written in, expected a folder with write permission")
 
 
 def keep_parsed(cached: Path | None, cache_dir: str | Path | None, lines: int, write: Callable[[Path], None]) -> None:

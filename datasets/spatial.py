@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import multiprocessing
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -19,7 +17,17 @@ from rdkit.rdBase import rdkitVersion
 
 from discrete_grpo.core.checks import check_range, check_samples
 from discrete_grpo.datasets.arrays import read_arrays
-from discrete_grpo.datasets.reading import broken_array, broken_lines, check_broken, content_key, from_cache, write_arrays
+from discrete_grpo.datasets.parallel import blocks, map_in_processes
+from discrete_grpo.datasets.reading import (
+    broken_array,
+    broken_lines,
+    check_broken,
+    check_cached,
+    content_key,
+    from_cache,
+    keep_parsed,
+    write_arrays,
+)
 from discrete_grpo.datasets.text_files import MAX_BYTES, suffix_of, text_lines
 from discrete_grpo.domains.conformers import DECIMALS, as_stored, embed
 from discrete_grpo.domains.smiles import parse_smiles
@@ -30,7 +38,9 @@ __all__ = ["SpatialDataset", "SpatialStatistics", "conformers", "in_form", "load
 
 _CACHE_VERSION = "spatial 2"
 _CHUNK = 64
-"""Number of SMILES that a process receives at once."""
+"""The most SMILES that a process receives at once."""
+_ALONE = 16
+"""As many SMILES are embedded without starting a process."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +93,7 @@ def conformers(
         hydrogens: whether hydrogens stay as atoms afterwards.
         aromatic: whether aromatic bonds have the order 4; otherwise rings are kekulised. It needs hydrogens, as otherwise it is
             unknown which nitrogen of a ring has one.
-        jobs: number of processes. More than 1 are started afresh, so that a script needs ``if __name__ == "__main__"``.
+        jobs: number of processes.
         cache: folder of the results, keyed by the SMILES, the options and the version of RDKit; None makes them every time.
         name: name of the set, with which the file in the cache begins.
 
@@ -108,8 +118,8 @@ def conformers(
     stored = None if cache is None else Path(cache) / f"{name}-{digest.hexdigest()[:32]}.npz"
 
     def make() -> SpatialDataset:
-        one = partial(_embedded, seed=seed, hydrogens=hydrogens, aromatic=aromatic)
-        return _collected(texts, _mapped(one, texts, jobs), name)
+        options = {"seed": seed, "hydrogens": hydrogens, "aromatic": aromatic}
+        return _collected(texts, _mapped(texts, jobs, options), name)
 
     return _cached(stored, make, name)
 
@@ -120,12 +130,18 @@ def _embedded(text: str, **options: Any) -> SpatialMolecule | str:
     return "does not parse" if parse_smiles(words[0]) is None else embed(text, **options)
 
 
-def _mapped(one: Callable[[str], SpatialMolecule | str], texts: list[str], jobs: int) -> Iterator[SpatialMolecule | str]:
-    if jobs == 1 or len(texts) < 2:
-        yield from map(one, texts)
+def _all_embedded(texts: Sequence[str], **options: Any) -> list[SpatialMolecule | str]:
+    return [_embedded(text, **options) for text in texts]
+
+
+def _mapped(texts: list[str], jobs: int, options: Mapping[str, Any]) -> Iterator[SpatialMolecule | str]:
+    """Embed each text in another process: where RDKit embeds, it takes Ctrl-C for itself and makes another conformer, or none."""
+    if len(texts) <= _ALONE:
+        yield from _all_embedded(texts, **options)
         return
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        yield from pool.map(one, texts, chunksize=max(1, min(_CHUNK, len(texts) // jobs)))
+    size = max(1, min(_CHUNK, len(texts) // jobs))
+    for found in map_in_processes(partial(_all_embedded, **options), blocks(texts, size), jobs):
+        yield from found
 
 
 def _collected(texts: Iterable[str], results: Iterable[SpatialMolecule | str], name: str) -> SpatialDataset:
@@ -223,9 +239,10 @@ def _cached(path: Path | None, make: Callable[[], SpatialDataset], name: str) ->
     known = None if path is None else from_cache(path, partial(_read_cache, name=name))
     if known is not None:
         return known
-    made = make()
     if path is not None:
-        _write_cache(path, made)
+        check_cached(path)
+    made = make()
+    keep_parsed(path, None, len(made), partial(_write_cache, data=made))
     return made
 
 

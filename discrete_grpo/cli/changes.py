@@ -16,8 +16,7 @@ _MAY_CHANGE = {
     "train": (
         *("grpo.max_steps", "grpo.patience", "grpo.patience_threshold", "grpo.save_steps", "grpo.save_total_limit"),
         *("grpo.metric_for_best_model", "grpo.greater_is_better"),
-        "max_oracle_calls",
-        "reward_workers",
+        *("max_oracle_calls", "reward_workers", "report_to"),
     ),
     "optimise": ("max_oracle_calls", "save_rounds", "reward_workers"),
     "search": ("rounds", "max_oracle_calls", "reward_workers"),
@@ -32,7 +31,7 @@ _GROWING = ("max_oracle_calls", "rounds")
 
 
 def may_change(command: str) -> tuple[str, ...]:
-    """Names of the settings of a command that determine how long a run lasts, what it keeps and who scores, but not its updates."""
+    """Names of the settings of a command that determine how long a run lasts, what it keeps, who scores and where metrics go."""
     return _MAY_CHANGE.get(command, _PRETRAINING)
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from shlex import quote
 from typing import Any, TypeVar
@@ -81,11 +81,26 @@ def _write_settings(folder: Path, command: str, settings: str) -> None:
     write_json(folder / RUN, {"command": command})
 
 
+def _calls_count(folder: Path) -> bool:
+    return json.loads((folder / RUN).read_text())["command"] in CALLS_COUNT
+
+
 def _has_results(folder: Path) -> bool:
     from discrete_grpo.recipes.failed_runs import has_results
 
-    command = json.loads((folder / RUN).read_text())["command"]
-    return has_results(folder, calls_count=command in CALLS_COUNT)
+    return has_results(folder, calls_count=_calls_count(folder))
+
+
+def _kept(folder: Path, stopped: BaseException) -> str:
+    """Say what a run that was stopped goes on from, in front of how to continue it."""
+    from discrete_grpo.core.interrupt import Interrupted
+    from discrete_grpo.core.scoring import RewardError
+    from discrete_grpo.runs.settings import checkpoints_in
+
+    if isinstance(stopped, Interrupted | RewardError) or _calls_count(folder):
+        return "saved, " if _has_results(folder) else ""
+    newest = max(checkpoints_in(folder), key=lambda path: path.stat().st_mtime, default=None)
+    return "" if newest is None else f"the newest checkpoint is {newest.relative_to(folder)}, "
 
 
 def resume(folder: Path, changes: Sequence[str] = ()) -> None:
@@ -115,8 +130,19 @@ def resume(folder: Path, changes: Sequence[str] = ()) -> None:
         check_changes(command, before, settings)
         changed = written(folder, settings)
     _, run = recipe_of(command)
-    with locked_folder(folder), put_back_on_refusal(folder), changed:
+    with locked_folder(folder), put_back_on_refusal(folder), changed, _data_in_place():
         _guarded(folder, lambda: run(recipe, resume=True))
+
+
+@contextmanager
+def _data_in_place() -> Iterator[None]:
+    """Say where a run that is resumed looks for its data, if it is not there."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        if str(error).startswith("data: "):
+            error.args = (f"{error}; a run is resumed from the folder where it began (here {Path.cwd()}), with its data in place",)
+        raise
 
 
 def _command_of(folder: Path) -> str:
@@ -158,8 +184,8 @@ def _guarded(folder: Path, run: Callable[[], object]) -> None:
     except (RewardError, KeyboardInterrupt) as stopped:
         if isinstance(stopped, NoScores) or (isinstance(stopped, RewardError) and not _has_results(folder)):
             raise  # no call is left, or the reward does not fit the conditions and nothing was done yet
-        saved = "saved, " if _has_results(folder) else ""
-        stopped.args = (f"{str(stopped) or 'stopped'}; {saved}continue with: discrete-grpo resume {quote(str(folder))}",)
+        told = f"{str(stopped) or 'stopped'}; {_kept(folder, stopped)}continue with: discrete-grpo resume {quote(str(folder))}"
+        stopped.args = (told,)
         raise
     except RuntimeError as error:
         from discrete_grpo.training.distributed import lost_process

@@ -42,6 +42,15 @@ def test_the_cache_of_parsed_molecules_says_the_same(folder: Path, capsys: pytes
     assert len(said[0]) == 2
 
 
+def test_a_resumed_run_says_where_it_looks_for_data_that_has_moved(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "few.smi").write_text("CCO\nCC\nCCC\n")
+    assert main(["pretrain", *SMALL, "--data=few.smi", "--output_dir=run"]) == 0
+    (folder / "few.smi").unlink()
+    assert main(["resume", "run", "--pretrain.max_steps=2"]) == 2
+    said = f"; a run is resumed from the folder where it began (here {folder}), with its data in place\n"
+    assert capsys.readouterr().err.endswith(said)
+
+
 @pytest.mark.parametrize("charges", ["joint", "field"])
 def test_molecules_without_a_pair_of_atoms_have_no_bonds_to_learn(
     charges: str, folder: Path, capsys: pytest.CaptureFixture[str]

@@ -128,6 +128,7 @@ def test_a_budget_may_grow_and_not_shrink() -> None:
         check_changes("optimise", "settings: {draws: 16}", "settings: {draws: 8}")
     for command in ("train", "search", "optimise"):  # as many as there are cores, whatever the machine
         check_changes(command, "reward_workers: 8", "reward_workers: 2")
+    check_changes("train", "report_to: [wandb]", "report_to: []")  # as where it is not installed
 
 
 @pytest.mark.parametrize("command", RUNS)

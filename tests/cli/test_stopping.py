@@ -114,6 +114,11 @@ def test_ctrl_c_outside_the_loop_says_how_to_resume(monkeypatch: pytest.MonkeyPa
         patch.setattr("discrete_grpo.recipes.evaluations.sample_policy", stopped)
         assert main(train()) == 130
     assert "stopped; continue with: discrete-grpo resume run" in capsys.readouterr().err
+    with monkeypatch.context() as patch:
+        patch.setattr("discrete_grpo.training.trainer.GRPOTrainer.update", stopped)  # a second Ctrl-C ends an update at once
+        assert main(["resume", "run"]) == 130
+    said = "stopped; the newest checkpoint is checkpoints/step-00000000, continue with: discrete-grpo resume run"
+    assert said in capsys.readouterr().err
     assert main(["resume", "run"]) == 0
     assert main(train(out="whole")) == 0
     assert outcome("run") == outcome("whole")

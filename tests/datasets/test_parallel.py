@@ -127,3 +127,30 @@ def test_a_cache_that_cannot_be_written_is_a_warning(tmp_path: Path, monkeypatch
         assert load_molecules(path, cache_dir="auto").smiles == ("CCO",)
     with pytest.raises(ValueError, match=r"cache_dir: .*file cannot be made \((Not a directory|File exists)\), expected a folder"):
         load_molecules(path, cache_dir=tmp_path / "file")
+
+
+def test_a_folder_that_cannot_be_written_in_is_told_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "m.smi"
+    path.write_text("CCO\n")
+    loads: tuple[Callable[..., Any], ...] = (load_molecules, load_smiles)
+    found = [load(path, cache_dir=tmp_path / "cache").smiles for load in loads]
+    monkeypatch.setattr(os, "access", lambda folder, mode: False)
+    assert [load(path, cache_dir=tmp_path / "cache").smiles for load in loads] == found  # which is read only
+    path.write_text("CCN\n")
+    for load in loads:
+        with pytest.raises(ValueError, match=r"^cache_dir: .*cache cannot be written in, expected a folder with write permission$"):
+            load(path, cache_dir=tmp_path / "cache")
+
+
+def test_without_a_home_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless(name: str) -> str:
+        raise RuntimeError("could not determine the home directory")
+
+    monkeypatch.delenv("DISCRETE_GRPO_CACHE", raising=False)
+    monkeypatch.setattr("pooch.os_cache", homeless)
+    monkeypatch.setattr("discrete_grpo.datasets.reading.PARALLEL_ROWS", 0)
+    path = tmp_path / "m.smi"
+    path.write_text("CCO\n")
+    told = r"^parsed data is not kept for the next run \(could not determine the home directory\); DISCRETE_GRPO_CACHE can name"
+    with pytest.warns(RuntimeWarning, match=told):
+        assert load_molecules(path, cache_dir="auto").smiles == ("CCO",)

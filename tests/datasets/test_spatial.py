@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -70,9 +72,14 @@ def test_the_seed_decides_and_the_company_does_not() -> None:
     assert alone[0] != other[0]
 
 
-def test_processes_make_the_same() -> None:
-    texts = [*SMILES, "no molecule"]
-    assert conformers(texts, jobs=2) == conformers(texts)
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_other_processes_make_the_same(jobs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [*SMILES, "no molecule"] * 3
+    parts = [conformers(texts[:6]), conformers(texts[:12])]
+    monkeypatch.setattr(spatial, "embed", None)  # Ctrl-C would change what it makes, and does not reach other processes
+    made = conformers(texts, jobs=jobs)
+    assert [made.molecules[:k] for k in (5, 10)] == [part.molecules for part in parts]
+    assert (len(made), len(made.broken)) == (15, 3)
 
 
 def test_a_process_imports_no_torch() -> None:
@@ -107,6 +114,24 @@ def test_the_cache_is_of_content_and_options(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 5
     conformers(["CCO"], cache=tmp_path, jobs=2)
     assert len(list(tmp_path.iterdir())) == 5
+
+
+def test_a_cache_that_cannot_be_written_in_is_told_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = conformers(["CCO"], cache=tmp_path)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert conformers(["CCO"], cache=tmp_path) == made
+    monkeypatch.setattr(spatial, "embed", None)
+    with pytest.raises(ValueError, match=r"^cache_dir: .* cannot be written in, expected a folder with write permission$"):
+        conformers(["CCN"], cache=tmp_path)
+
+
+def test_a_full_disk_names_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: object, **arrays: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(spatial, "write_arrays", full)
+    with pytest.raises(OSError, match=r"^cache_dir: .*\.npz cannot be written \(No space left on device\)$"):
+        conformers(["CCO"], cache=tmp_path)
 
 
 def test_a_damaged_cache_is_made_again(tmp_path: Path) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from shlex import quote
 
@@ -44,13 +47,16 @@ def preprocess(
         FileNotFoundError: if there is no such file.
         ValueError: as :func:`~discrete_grpo.datasets.shard_building.build_shards`, if a property is given twice or is one that a
             condition cannot have, or if another process works in the folder.
+        OSError: if the folder cannot be written in, or no longer; complete shards are kept.
     """
     path, folder, options = data_file(str(data)), Path(output_dir), options or ShardOptions()
     with path_named("data"):
         check_file(path)
     measured_columns(MoleculeFile(str(path), options.properties, options.smiles_column, max_bytes))
     check_range("max_broken", max_broken, least=0, most=1, note=" (a share of the lines)")  # before the lock makes the folder
-    with locked_folder(folder), path_named("data"), progress("lines", None) as shown:
+    if folder.is_dir() and not os.access(folder, os.W_OK | os.X_OK):
+        raise PermissionError(f"output_dir: {folder} cannot be written in, expected a folder with write permission")
+    with locked_folder(folder), _written(folder), path_named("data"), progress("lines", None) as shown:
         found = build_shards(path, folder, options, max_broken=max_broken, max_bytes=max_bytes, jobs=jobs, tell=shown.reach)
     good = found["molecules"] + found["dropped"]
     report_broken(path, found["examples"], good, count=found["broken"])
@@ -61,3 +67,18 @@ def preprocess(
         print(f"{', '.join(unknown)} of them")
     print(f"train on it with: discrete-grpo {FORMS[options.form]} --data={quote(str(folder))}")
     return folder
+
+
+@contextmanager
+def _written(folder: Path) -> Iterator[None]:
+    """Say what is kept where the block is stopped or cannot write in the folder."""
+    kept = "complete shards are kept, and the same command goes on"
+    try:
+        yield
+    except KeyboardInterrupt as stopped:
+        stopped.args = (f"stopped; {kept}",)
+        raise
+    except OSError as error:
+        if error.errno is None or not (error.filename is None or folder in Path(error.filename).parents):
+            raise  # of the data
+        raise OSError(f"output_dir: {folder} cannot be written in ({error.strerror}); {kept}") from error

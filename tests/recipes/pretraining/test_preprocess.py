@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 from pathlib import Path
 
 import pytest
@@ -176,3 +178,48 @@ def test_the_folder_must_be_named(file: Path, capsys: pytest.CaptureFixture[str]
     assert "output_dir: ' ', expected the name of a folder to make" in capsys.readouterr().err
     assert main(["preprocess", str(file), "--output_dir=x", "--form=text"]) == 2
     assert "form: 'text', expected smiles or graphs" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_written_in_is_told_before_any_work(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(PermissionError, match=r"^output_dir: .* cannot be written in, expected a folder with write permission$"):
+        preprocess(file, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("number", "name"), [(errno.ENOSPC, None), (errno.EACCES, "out/.shard-00000.bin.tmp")])
+def test_a_failed_write_says_what_is_kept(
+    number: int, name: str | None, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object, **options: object) -> None:
+        raise OSError(number, os.strerror(number), name)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("discrete_grpo.datasets.shard_building.atomic_write", fail)
+    said = (
+        rf"^output_dir: out cannot be written in \({os.strerror(number)}\); complete shards are kept, and the same command goes on$"
+    )
+    with pytest.raises(OSError, match=said):
+        preprocess(file, Path("out"), jobs=1)
+
+
+def test_an_error_of_the_data_keeps_its_words(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object, **options: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(file))
+
+    monkeypatch.setattr("discrete_grpo.recipes.pretraining.preprocess.build_shards", fail)
+    with pytest.raises(PermissionError, match=r"^\[Errno 13\] Permission denied: '.*some\.smi'$"):
+        preprocess(file, tmp_path / "out")
+
+
+def test_ctrl_c_says_how_to_go_on(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(*arguments: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("discrete_grpo.recipes.pretraining.preprocess.build_shards", stop)
+    assert main(["preprocess", str(file), f"--output_dir={tmp_path / 'out'}"]) == 130
+    assert "stopped; complete shards are kept, and the same command goes on\n" in capsys.readouterr().err
