@@ -44,6 +44,8 @@ SOURCES = (
     "discrete_grpo/policies/graph.py",
     "discrete_grpo/training/update.py",
     "discrete_grpo/metrics/graphs.py",
+    "discrete_grpo/domains/graph_validity.py",
+    "discrete_grpo/recipes/kinds/graph_sources.py",
     "benchmarks/vun.py",
 )
 
@@ -54,7 +56,7 @@ def measure(policy: str | Path, data: str, seed: int, options: SamplerOptions | 
     start = time.perf_counter()
     samples, _ = sample_policy(load_policy(policy, options), FOLDS * SAMPLES, seed=seed, batch_size=SAMPLES)
     seconds = time.perf_counter() - start
-    found = evaluate_folds(samples, GraphReference(splits, shape_of(splits.name)), FOLDS)
+    found = evaluate_folds(samples, GraphReference(splits, shape_of(data)), FOLDS)
     return {"seconds_sampling": seconds, **{name: {"mean": m, "std": s} for name, (m, s) in found.items()}}
 
 
@@ -112,7 +114,8 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
                 row = measure(policy, name, given.seed)
             rows[f"{name} after, {kernel}"] = row | {"seconds_training": seconds}
     print_table("folds of 40 samples, mean ± deviation", {name: shown(row) for name, row in rows.items()})
-    result = stamp(given.seed, sources=[*SOURCES, *(f"discrete_grpo/cli/presets/{p}.yaml" for p in PRESETS)]) | {"rows": rows}
+    presets = [] if given.fresh or given.policy is not None else given.presets
+    result = stamp(given.seed, sources=[*SOURCES, *(f"discrete_grpo/cli/presets/{p}.yaml" for p in presets)]) | {"rows": rows}
     write_result(ROOT / "benchmarks/results" / given.out, result)
     return result
 

@@ -13,13 +13,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from benchmarks import presets
+from benchmarks import presets, vun
 from benchmarks.baseline_graph import PeerNetwork, PeerPolicy, Trajectory, average_posterior, noise_matrix, posterior_over_x0
 from benchmarks.common import ROOT, interleaved, paired_ratio, peak_allocated, stamp, write_result
 from benchmarks.graph_policy_speed import CASES, Baseline, Ours, Settings, main
 from discrete_grpo.core.categorical import score_sites
 from discrete_grpo.core.loss import grpo_loss, row_weights
 from discrete_grpo.core.rollout import Rollout, group_contexts
+from discrete_grpo.datasets.graph_splits import write_npz
+from discrete_grpo.datasets.synthetic_graphs import make_splits
 from discrete_grpo.diffusion.kernels import D3PM
 from discrete_grpo.diffusion.noise import marginal, uniform
 from discrete_grpo.diffusion.schedules import CosineSchedule
@@ -256,3 +258,16 @@ def test_presets_are_run_with_every_seed(monkeypatch: pytest.MonkeyPatch, tmp_pa
     presets.main(["--presets", "digits", "--seeds", "1", "--control", "1", "2", "--out", str(out)])
     rows = json.loads(out.read_text())["rows"]
     assert [(row["seed"], row["reward"]) for row in rows] == [(1, None), (1, presets.NOISE), (2, presets.NOISE)]
+
+
+@pytest.mark.parametrize(
+    ("source", "graph", "valid"), [("tree.npz", "Bw", 0.0), ("planar.npz", "D~{", 0.0), ("my.npz", "D~{", 1.0)]
+)
+def test_samples_are_valid_by_the_test_of_their_set(
+    source: str, graph: str, valid: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_npz(source, make_splits("tree-16"))
+    monkeypatch.setattr(vun, "load_policy", lambda *_: None)
+    monkeypatch.setattr(vun, "sample_policy", lambda *_, **__: ([graph] * 200, None))  # cliques of three and five
+    assert vun.measure("a", source, 0)["valid"]["mean"] == valid
