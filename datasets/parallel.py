@@ -72,7 +72,13 @@ def map_blocks(
 
 
 def map_in_processes(function: Callable[[_Item], _Result], items: Iterable[_Item], jobs: int) -> Iterator[_Result]:
-    """The same in ``jobs`` other processes, for a function that must not run in this one, such as one that Ctrl-C changes."""
+    """Yield ``function`` of each item in their order, computed by ``jobs`` other processes, even if that is one.
+
+    For a function that must not run in this process, such as RDKit's embedding, which catches Ctrl-C.
+
+    Raises:
+        RuntimeError: if a worker dies.
+    """
     idle: SimpleQueue[_Worker] = SimpleQueue()
     workers: list[_Worker] = []
 

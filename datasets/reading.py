@@ -39,8 +39,8 @@ __all__ = [
     "cache_file",
     "check_broken",
     "check_cache_dir",
-    "check_cached",
     "check_file",
+    "check_writable",
     "content_key",
     "from_cache",
     "keep_parsed",
@@ -281,17 +281,15 @@ def cache_file(cache_dir: str | Path | None, name: str, path: Path, version: str
         return None
     cached = folder / f"{name}-{content_key(path, version)}.npz"
     if cache_dir != AUTO:
-        check_cached(cached)
+        check_writable(cached)
     return cached
 
 
 def _parsed_folder() -> Path | None:
-    """The folder of parsed files in the cache of this user; None for a user without a home, where a warning is given."""
+    """The folder of parsed files in the cache of this user; None for a user without a home."""
     try:
         return default_cache() / "parsed"
-    except RuntimeError as error:
-        told = f"parsed data is not kept for the next run ({error}); DISCRETE_GRPO_CACHE can name a folder"
-        warnings.warn(told, RuntimeWarning, stacklevel=3)
+    except RuntimeError:
         return None
 
 
@@ -308,7 +306,7 @@ def check_cache_dir(cache_dir: str | Path) -> None:
         raise ValueError(f"cache_dir: {cache_dir} cannot be made ({reason}), expected a folder to write in") from error
 
 
-def check_cached(cached: Path) -> None:
+def check_writable(cached: Path) -> None:
     """Make the folder of a cached file where there is none, and raise ValueError if the file is not there and cannot be written."""
     check_cache_dir(cached.parent)
     if not cached.is_file() and not os.access(cached.parent, os.W_OK | os.X_OK):
@@ -319,12 +317,16 @@ def keep_parsed(cached: Path | None, cache_dir: str | Path | None, lines: int, w
     """Write a parsed file into the cache; with ``"auto"``, only large files are written, and a failure only causes a warning.
 
     Args:
-        cached: the file, see :func:`cache_file`; None writes nothing.
+        cached: the file, see :func:`cache_file`; None writes nothing, which causes a warning too if it should be.
         cache_dir: as it was given to :func:`cache_file`.
         lines: number of lines that were parsed.
         write: writes the file.
     """
-    if cached is None or (cache_dir == AUTO and lines <= PARALLEL_ROWS):
+    if cache_dir is None or (cache_dir == AUTO and lines <= PARALLEL_ROWS):
+        return
+    if cached is None:
+        told = "this user has no home directory, so parsed data is not kept for the next run; DISCRETE_GRPO_CACHE can name a folder"
+        warnings.warn(told, RuntimeWarning, stacklevel=3)
         return
     try:
         write(cached)

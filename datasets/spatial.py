@@ -22,7 +22,7 @@ from discrete_grpo.datasets.reading import (
     broken_array,
     broken_lines,
     check_broken,
-    check_cached,
+    check_writable,
     content_key,
     from_cache,
     keep_parsed,
@@ -40,7 +40,7 @@ _CACHE_VERSION = "spatial 2"
 _CHUNK = 64
 """The most SMILES that a process receives at once."""
 _ALONE = 16
-"""As many SMILES are embedded without starting a process."""
+"""Up to this many SMILES are embedded in this process, if their conformers are not cached."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,9 @@ def conformers(
         name: name of the set, with which the file in the cache begins.
 
     Raises:
-        ValueError: for an argument out of its range, or aromatic bonds without hydrogens.
+        ValueError: for an argument out of its range, aromatic bonds without hydrogens, or a cache that cannot be written in.
+        OSError: if the results cannot be written into the cache.
+        RuntimeError: if one of the processes dies.
 
     Source: Riniker and Landrum (2015), doi 10.1021/acs.jcim.5b00654; Wang et al. (2020), doi 10.1021/acs.jcim.0c00025 (ETKDG);
     Halgren (1996) (MMFF94), as in RDKit.
@@ -119,7 +121,8 @@ def conformers(
 
     def make() -> SpatialDataset:
         options = {"seed": seed, "hydrogens": hydrogens, "aromatic": aromatic}
-        return _collected(texts, _mapped(texts, jobs, options), name)
+        alone = _ALONE if stored is None else 0
+        return _collected(texts, _mapped(texts, jobs, alone, options), name)
 
     return _cached(stored, make, name)
 
@@ -134,9 +137,9 @@ def _all_embedded(texts: Sequence[str], **options: Any) -> list[SpatialMolecule 
     return [_embedded(text, **options) for text in texts]
 
 
-def _mapped(texts: list[str], jobs: int, options: Mapping[str, Any]) -> Iterator[SpatialMolecule | str]:
-    """Embed each text in another process: where RDKit embeds, it takes Ctrl-C for itself and makes another conformer, or none."""
-    if len(texts) <= _ALONE:
+def _mapped(texts: list[str], jobs: int, alone: int, options: Mapping[str, Any]) -> Iterator[SpatialMolecule | str]:
+    """Embed each text, above ``alone`` texts in other processes: RDKit catches a Ctrl-C and makes another conformer, or none."""
+    if len(texts) <= alone:
         yield from _all_embedded(texts, **options)
         return
     size = max(1, min(_CHUNK, len(texts) // jobs))
@@ -182,8 +185,9 @@ def load_spatial(
 
     Raises:
         FileNotFoundError: if there is no such file.
-        ValueError: for a file of another kind or that holds no molecules, for more that are left out than allowed, or aromatic
-            bonds without hydrogens.
+        ValueError: for a file of another kind or that holds no molecules, for more that are left out than allowed, aromatic
+            bonds without hydrogens, or a cache that cannot be written in.
+        OSError: if the parsed form cannot be written into the cache.
     """
     path = Path(path)
     if suffix_of(path) not in (".sdf", ".xyz"):
@@ -239,10 +243,11 @@ def _cached(path: Path | None, make: Callable[[], SpatialDataset], name: str) ->
     known = None if path is None else from_cache(path, partial(_read_cache, name=name))
     if known is not None:
         return known
-    if path is not None:
-        check_cached(path)
+    if path is None:
+        return make()
+    check_writable(path)
     made = make()
-    keep_parsed(path, None, len(made), partial(_write_cache, data=made))
+    keep_parsed(path, path.parent, len(made), partial(_write_cache, data=made))
     return made
 
 

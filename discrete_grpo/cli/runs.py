@@ -81,14 +81,10 @@ def _write_settings(folder: Path, command: str, settings: str) -> None:
     write_json(folder / RUN, {"command": command})
 
 
-def _calls_count(folder: Path) -> bool:
-    return json.loads((folder / RUN).read_text())["command"] in CALLS_COUNT
-
-
 def _has_results(folder: Path) -> bool:
     from discrete_grpo.recipes.failed_runs import has_results
 
-    return has_results(folder, calls_count=_calls_count(folder))
+    return has_results(folder, calls_count=_command_of(folder) in CALLS_COUNT)
 
 
 def _kept(folder: Path, stopped: BaseException) -> str:
@@ -97,10 +93,10 @@ def _kept(folder: Path, stopped: BaseException) -> str:
     from discrete_grpo.core.scoring import RewardError
     from discrete_grpo.runs.settings import checkpoints_in
 
-    if isinstance(stopped, Interrupted | RewardError) or _calls_count(folder):
+    if isinstance(stopped, Interrupted | RewardError) or _command_of(folder) in CALLS_COUNT:
         return "saved, " if _has_results(folder) else ""
-    newest = max(checkpoints_in(folder), key=lambda path: path.stat().st_mtime, default=None)
-    return "" if newest is None else f"the newest checkpoint is {newest.relative_to(folder)}, "
+    found = sorted(checkpoints_in(folder), key=lambda path: (path.parent.parent == folder, path.name))  # parts come first
+    return f"the newest checkpoint is {found[-1].relative_to(folder)}, " if found else ""
 
 
 def resume(folder: Path, changes: Sequence[str] = ()) -> None:
@@ -141,7 +137,8 @@ def _data_in_place() -> Iterator[None]:
         yield
     except FileNotFoundError as error:
         if str(error).startswith("data: "):
-            error.args = (f"{error}; a run is resumed from the folder where it began (here {Path.cwd()}), with its data in place",)
+            told = f"relative paths are looked up in the working folder, now {Path.cwd()}, which must be that of the run's start"
+            error.args = (f"{error}; {told}",)
         raise
 
 

@@ -25,7 +25,7 @@ simple graph can be written, planar or not, a tree or not, connected or not.
 A **token** is a sign, or all signs of a head that has edges to its two neighbours in the queue and to at most eight new nodes
 alone: ``<+++>.``. The order of writing makes what follows predictable. In a planar graph neighbours are listed as they stand
 around the node in an embedding in the plane; the queue is then the boundary of what is not written yet, an edge across it cuts
-it, and in a triangulation nearly every head is one token: 64 nodes with 180 edges are about 110 of them. In any other graph
+it, and in a triangulation nearly every head is one token: 64 nodes with 180 edges are about 90 of them. In any other graph
 neighbours are listed by their place in the queue, new ones last, and nothing is cut. A text without ``k>`` and ``k<`` is always
 the text of a planar graph, as one without ``<``, ``>`` and numbers is one of trees.
 

@@ -129,7 +129,7 @@ class GRPOConfig:
         lr_scheduler_type: Learning rate after the warm-up: ``constant``, or ``linear`` or ``cosine`` decay to 0.
         warmup_steps: Number of updates of the linear warm-up of the learning rate, at least 0.
         max_grad_norm: Gradients are clipped to this norm, more than 0; None does not clip. Gradients of graph policies are often
-            far below 1 (about 0.01), where the default has no effect.
+            far below 1 (0.001 and less), where the default has no effect.
         ema_decay: Decay of the moving average of the weights, which is used for evaluation and export; 0 to 1; None keeps no
             average.
         bf16: Run networks under bfloat16 autocast: true, false, or ``auto``, which means true where the device has bfloat16

@@ -47,7 +47,7 @@ def test_a_resumed_run_says_where_it_looks_for_data_that_has_moved(folder: Path,
     assert main(["pretrain", *SMALL, "--data=few.smi", "--output_dir=run"]) == 0
     (folder / "few.smi").unlink()
     assert main(["resume", "run", "--pretrain.max_steps=2"]) == 2
-    said = f"; a run is resumed from the folder where it began (here {folder}), with its data in place\n"
+    said = f"; relative paths are looked up in the working folder, now {folder}, which must be that of the run's start\n"
     assert capsys.readouterr().err.endswith(said)
 
 

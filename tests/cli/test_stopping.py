@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -117,8 +118,13 @@ def test_ctrl_c_outside_the_loop_says_how_to_resume(monkeypatch: pytest.MonkeyPa
     with monkeypatch.context() as patch:
         patch.setattr("discrete_grpo.training.trainer.GRPOTrainer.update", stopped)  # a second Ctrl-C ends an update at once
         assert main(["resume", "run"]) == 130
-    said = "stopped; the newest checkpoint is checkpoints/step-00000000, continue with: discrete-grpo resume run"
-    assert said in capsys.readouterr().err
+        assert "stopped; the newest checkpoint is checkpoints/step-00000000, continue with" in capsys.readouterr().err
+        moved = Path("run/checkpoints/.step-00000001.01234567.old")  # by a kill in the middle of a write
+        shutil.copytree("run/checkpoints/step-00000000", moved)
+        assert main(["resume", "run"]) == 130
+        said = r"stopped; the newest checkpoint is checkpoints/step-0000000\d, continue with: discrete-grpo resume run"
+        assert re.search(said, capsys.readouterr().err)
+        shutil.rmtree(moved, ignore_errors=True)
     assert main(["resume", "run"]) == 0
     assert main(train(out="whole")) == 0
     assert outcome("run") == outcome("whole")

@@ -151,6 +151,6 @@ def test_without_a_home_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr("discrete_grpo.datasets.reading.PARALLEL_ROWS", 0)
     path = tmp_path / "m.smi"
     path.write_text("CCO\n")
-    told = r"^parsed data is not kept for the next run \(could not determine the home directory\); DISCRETE_GRPO_CACHE can name"
+    told = "^this user has no home directory, so parsed data is not kept for the next run; DISCRETE_GRPO_CACHE can name"
     with pytest.warns(RuntimeWarning, match=told):
         assert load_molecules(path, cache_dir="auto").smiles == ("CCO",)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +21,9 @@ from discrete_grpo.runs.console import progress
 from discrete_grpo.runs.lock import locked_folder
 
 __all__ = ["ShardOptions", "preprocess"]
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+"""Errors of writes that need not name a file."""
 
 
 def preprocess(
@@ -49,13 +53,14 @@ def preprocess(
             condition cannot have, or if another process works in the folder.
         OSError: if the folder cannot be written in, or no longer; complete shards are kept.
     """
-    path, folder, options = data_file(str(data)), Path(output_dir), options or ShardOptions()
+    folder, options = Path(output_dir), options or ShardOptions()
+    if folder.is_dir() and not os.access(folder, os.W_OK | os.X_OK):
+        raise PermissionError(f"output_dir: {folder} cannot be written in, expected a folder with write permission")
+    path = data_file(str(data))
     with path_named("data"):
         check_file(path)
     measured_columns(MoleculeFile(str(path), options.properties, options.smiles_column, max_bytes))
     check_range("max_broken", max_broken, least=0, most=1, note=" (a share of the lines)")  # before the lock makes the folder
-    if folder.is_dir() and not os.access(folder, os.W_OK | os.X_OK):
-        raise PermissionError(f"output_dir: {folder} cannot be written in, expected a folder with write permission")
     with locked_folder(folder), _written(folder), path_named("data"), progress("lines", None) as shown:
         found = build_shards(path, folder, options, max_broken=max_broken, max_bytes=max_bytes, jobs=jobs, tell=shown.reach)
     good = found["molecules"] + found["dropped"]
@@ -79,6 +84,6 @@ def _written(folder: Path) -> Iterator[None]:
         stopped.args = (f"stopped; {kept}",)
         raise
     except OSError as error:
-        if error.errno is None or not (error.filename is None or folder in Path(error.filename).parents):
-            raise  # of the data
-        raise OSError(f"output_dir: {folder} cannot be written in ({error.strerror}); {kept}") from error
+        if error.errno in FULL or (error.filename is not None and Path(error.filename).absolute().parent == folder.absolute()):
+            raise OSError(f"output_dir: {folder} cannot be written in ({error.strerror}); {kept}") from error
+        raise
