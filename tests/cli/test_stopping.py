@@ -6,7 +6,6 @@ import json
 import multiprocessing
 import os
 import random
-import re
 import shutil
 import signal
 import subprocess
@@ -122,8 +121,8 @@ def test_ctrl_c_outside_the_loop_says_how_to_resume(monkeypatch: pytest.MonkeyPa
         moved = Path("run/checkpoints/.step-00000001.01234567.old")  # by a kill in the middle of a write
         shutil.copytree("run/checkpoints/step-00000000", moved)
         assert main(["resume", "run"]) == 130
-        said = r"stopped; the newest checkpoint is checkpoints/step-0000000\d, continue with: discrete-grpo resume run"
-        assert re.search(said, capsys.readouterr().err)
+        said = "stopped; the newest checkpoint is checkpoints/step-00000001, continue with: discrete-grpo resume run"
+        assert said in capsys.readouterr().err
         shutil.rmtree(moved, ignore_errors=True)
     assert main(["resume", "run"]) == 0
     assert main(train(out="whole")) == 0
