@@ -122,6 +122,17 @@ class Spells(Words):
         return self.rollout(contexts, letters, mood, torch.full(letters.shape, torch.nan, device=mood.device))
 
 
+class Anagrams(Spells):
+    """The letters of a word in order, so that most samples have several trajectories, of which one is given."""
+
+    def rollout(self, *parts: Any) -> Rollout:
+        made = super().rollout(*parts)
+        return replace(made, samples=tuple("".join(sorted(word)) for word in made.samples))
+
+    def decode(self, word: str) -> str:
+        return "".join(sorted(word))
+
+
 # ---------------------------------------------------------------- twins of Words
 
 
@@ -131,6 +142,17 @@ class SpellsWithoutStop(Spells):
     def rollout_of(self, samples: Sequence[str], *, generator: torch.Generator | None = None) -> Rollout:
         made = super().rollout_of(samples, generator=generator)
         return replace(made, units=(made.states["letters"] > 0).long())
+
+
+class AnagramsWithoutStop(Anagrams, SpellsWithoutStop):
+    """The same mistake, where a sample need not have been drawn along its trajectory."""
+
+
+class DecodesWithoutStop(SpellsWithoutStop):
+    """The same, with a method that has the name of the function which maps texts to samples elsewhere."""
+
+    def decode(self, word: str) -> str:
+        return word
 
 
 class SpellsTheFirst(Spells):

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import nn
 
 from discrete_grpo.core.checks import signature_of
 from discrete_grpo.core.error_place import error_place
@@ -39,7 +40,7 @@ def draw(
     name = f"policy {type(policy).__name__}.sample"
     with policy_errors(name, contexts):
         found = policy.sample(contexts, generator=generator)
-    if (fault := _fault(found, contexts, added)) is not None:
+    if (fault := _fault(found, policy, contexts, added)) is not None:
         raise PolicyError(f"{name}: {fault}")
     return found
 
@@ -91,11 +92,12 @@ def check_sample(policy: Any) -> None:
         raise TypeError(f"policy: {given} ({error}), expected sample(contexts, *, generator=None)") from None
 
 
-def _fault(found: Any, contexts: Sequence[Context], added: Collection[str]) -> str | None:
+def _fault(found: Any, policy: Policy, contexts: Sequence[Context], added: Collection[str]) -> str | None:
     """Describe what is wrong with a rollout of these contexts; None if it is valid."""
     if not isinstance(found, Rollout):
         return f"returned {'None' if found is None else f'a {type(found).__name__}'}, expected a Rollout"
-    if (fault := _lengths(found, len(contexts)) or _shapes(found, len(contexts))) is not None:
+    fault = _tensors(found, policy) or _lengths(found, len(contexts)) or _shapes(found, len(contexts))
+    if fault is not None:
         return fault
     if lost := sorted({key for context in contexts for key in context.columns} - found.columns.keys() - set(added)):
         return f"columns of the contexts are missing in the rollout: {', '.join(lost)}; expected every one, also if it is not read"
@@ -104,6 +106,17 @@ def _fault(found: Any, contexts: Sequence[Context], added: Collection[str]) -> s
     if found.logp.device.type == "cpu" and bool((rows := found.logp.isnan().any(-1)).any()):
         told = f"logp is NaN in {int(rows.sum())} of {len(contexts)} trajectories"
         return f"{told}; see whether weights and outputs of the network are numbers"
+    return None
+
+
+def _tensors(found: Rollout, policy: Policy) -> str | None:
+    devices = {x.device for x in policy.parameters()} if isinstance(policy, nn.Module) else set[torch.device]()
+    own = {key: getattr(found, key) for key in ("logp", "units", "size", "group")}
+    for key, value in {**own, **{f"states[{key!r}]": value for key, value in found.states.items()}}.items():
+        if not isinstance(value, torch.Tensor):
+            return f"{key} is a {type(value).__name__}, expected a tensor"
+        if devices and value.device not in devices:
+            return f"{key} is on {value.device}, expected {' or '.join(map(str, devices))}, the device of the policy"
     return None
 
 

@@ -5,18 +5,20 @@ The data types of a module's tensors are described too, since a class creates it
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor, nn
 
 from discrete_grpo.core.checks import check_samples, signature_of
+from discrete_grpo.core.unregistered import check_registered
 from discrete_grpo.runs.adapters import merged_tensors
 
 __all__ = [
@@ -89,14 +91,66 @@ def describe(obj: Any) -> Any:
 def check_savable(argument: str, obj: Any) -> None:
     """Check that an object, and the objects in it, can be written to a checkpoint and built again from it.
 
+    A module is built once, without weights if its classes allow that, and compared with the one given. Classes without an import
+    path, as in a console, can be trained but not loaded, so such a module is not built.
+
     Raises:
-        TypeError: naming the argument and the class.
+        TypeError: naming the argument, the class, and what ``init_args`` lacks or the attribute whose weights torch does not find.
     """
     try:
-        describe(obj)
+        described = describe(obj)
     except TypeError as error:
         raise TypeError(f"{argument}: {error}") from error
     check_init_args(argument, obj)
+    if isinstance(obj, nn.Module):
+        check_registered(argument, obj)
+        _check_rebuilt(argument, obj, described)
+
+
+def _check_rebuilt(argument: str, module: nn.Module, described: Any) -> None:
+    """Raise TypeError unless the module that is built from a description has weights of the same names and shapes."""
+    if (again := _built(argument, described)) is None:
+        return
+    given, found = _shapes(module), _shapes(again)
+    wrong = [f"{name} {shape} becomes {found.get(name, 'nothing')}" for name, shape in given.items() if found.get(name) != shape]
+    wrong += [f"{name} {shape} is added" for name, shape in found.items() if name not in given]
+    if wrong:
+        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        told = f"{argument}: {type(module).__name__}, built from its init_args, has other weights: {'; '.join(wrong[:3])}{more}"
+        raise TypeError(f"{told}; expected init_args to give all arguments that determine them, since checkpoints are loaded so")
+
+
+def _built(argument: str, described: Any) -> nn.Module | None:
+    """The module that a description gives; None if one of its classes cannot be imported."""
+    paths = set(_class_paths(described))
+    try:
+        for path in paths:
+            _class(path)
+    except CheckpointError:
+        return None
+    trusted = sorted({path.split(".")[0] for path in paths})
+    with torch.random.fork_rng(devices=[]):
+        with contextlib.suppress(Exception), torch.device("meta"):  # some constructors read the tensors that they make
+            return cast(nn.Module, build(described, trusted))
+        try:
+            return cast(nn.Module, build(described, trusted))
+        except CheckpointError as error:
+            told = str(error).removeprefix("class_path: ")
+            raise TypeError(f"{argument}: {told}; expected init_args that build it again, as checkpoints are loaded so") from error
+
+
+def _class_paths(described: Any) -> Iterator[str]:
+    if isinstance(described, dict):
+        if set(described) == {"class_path", "init_args"}:
+            yield described["class_path"]
+        described = list(described.values())
+    if isinstance(described, list):
+        for part in described:
+            yield from _class_paths(part)
+
+
+def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(x.shape) for name, x in merged_tensors(module.state_dict(), module).items()}
 
 
 def check_init_args(argument: str, obj: Any) -> None:

@@ -15,7 +15,7 @@ from discrete_grpo.core.rollout import Rollout
 from discrete_grpo.runs import checkpoint
 from discrete_grpo.testing.case import Case, Measured, claims, gap, same
 
-__all__ = ["checkpoints", "contexts", "detached", "generator", "global_random_state", "rollout_file", "unchanged"]
+__all__ = ["checkpoints", "contexts", "detached", "generator", "global_random_state", "loaded_again", "rollout_file", "unchanged"]
 
 
 def _tensors(rollout: Rollout) -> dict[str, Tensor]:
@@ -41,15 +41,17 @@ def contexts(case: Case) -> Measured:
         "logp float32 or float64": rollout.logp.dtype in (torch.float32, torch.float64),
         "at most max_units sites": int(rollout.units.sum(-1).max()) <= rollout.max_units,
         "at most max_steps steps": rollout.max_steps is None or rollout.num_steps <= rollout.max_steps,
-        "tensors on the policy's device": all(value.device == case.device for value in _tensors(rollout).values()),
+        **{f"{name} on the policy's device": value.device == case.device for name, value in _tensors(rollout).items()},
     }
     alone = [case.policy.sample([context], generator=case.generator(7)) for context in given]
     found["the same max_units for every context"] = {one.max_units for one in alone} == {rollout.max_units}
     found["the same max_steps for every context"] = {one.max_steps for one in alone} == {rollout.max_steps}
     if all(found.values()):
         rows = torch.arange(b - 1, -1, -1, device=case.device)
-        found["index turns the rows round"] = same(rollout.index(rows).index(rows), replace(rollout, largest=None))
-        found["to moves every tensor"] = same(rollout.to(case.device), rollout)
+        columns = {name: tuple(values) for name, values in rollout.columns.items()}  # lists are allowed
+        whole = replace(rollout, samples=tuple(rollout.samples), columns=columns)
+        found["index turns the rows round"] = same(whole.index(rows).index(rows), replace(whole, largest=None))
+        found["to moves every tensor"] = same(whole.to(case.device), whole)
     return claims(found, f"{b} contexts, {rollout.num_steps} steps")
 
 
@@ -93,7 +95,7 @@ def unchanged(case: Case) -> Measured:
     weights = copy.deepcopy(_weights(case.module))
     modes = [m.training for m in case.module.modules()]
     drawn = case.policy.sample(case.contexts, generator=case.generator(7))
-    kept = copy.deepcopy(_tensors(drawn))
+    kept = {name: value.detach().clone() for name, value in _tensors(drawn).items()}
     after_sample = same(_weights(case.module), weights)
     case.replay(drawn)
     found = {
@@ -114,11 +116,16 @@ def detached(case: Case) -> Measured:
 
 def checkpoints(case: Case) -> Measured:
     """A policy saved and loaded scores the same rollout with the same bits."""
+    found = replace(case, policy=loaded_again(case)).replay(case.rollout)  # type: ignore[arg-type]
+    return Measured(gap(found.logp, case.replay(case.rollout).logp), 0.0)
+
+
+def loaded_again(case: Case) -> nn.Module:
+    """The policy, saved as a checkpoint and loaded from it."""
     with tempfile.TemporaryDirectory() as folder:
         path = checkpoint.save(Path(folder) / "policy", case.module, metadata={})
         loaded: nn.Module = checkpoint.read_policy(path, trusted=(*checkpoint.TRUSTED, *case.trusted)).to(case.device)
-    found = replace(case, policy=loaded).replay(case.rollout)  # type: ignore[arg-type]
-    return Measured(gap(found.logp, case.replay(case.rollout).logp), 0.0)
+        return loaded
 
 
 def rollout_file(case: Case) -> Measured:

@@ -179,7 +179,7 @@ def gap(found: Shaped[Tensor, "*any"], wanted: Shaped[Tensor, "*any"]) -> float:
 
 def per_step(scores: Scores) -> Float[Tensor, "batch step 3"]:
     """Log-prob, entropy and number of sites of each step."""
-    return torch.stack([scores.logp.sum(-1), scores.entropy.sum(-1), scores.mask.sum(-1).to(scores.logp.dtype)], -1).cpu().double()
+    return torch.stack([scores.logp.sum(-1), scores.entropy.sum(-1), scores.mask.sum(-1).to(scores.logp.dtype)], -1)
 
 
 def with_other_weights(case: Case, shift: float = SHIFT) -> Policy:

@@ -20,7 +20,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from discrete_grpo.core.rollout import is_scorer
-from discrete_grpo.testing.case import Case, Law, Skip
+from discrete_grpo.core.unregistered import unregistered
+from discrete_grpo.testing.behaviour import loaded_again
+from discrete_grpo.testing.case import Case, Law, Skip, same
 
 __all__ = ["likely"]
 
@@ -212,9 +214,15 @@ class _Draws(TorchDispatchMode):
         """Call ``func``, and record its name if it draws from the global state."""
         given = kwargs or {}
         given_one = any(isinstance(x, torch.Generator) for x in (*args, *given.values()))
-        if torch.Tag.nondeterministic_seeded in func.tags and not given_one:
+        if torch.Tag.nondeterministic_seeded in func.tags and not given_one and not _drops_nothing(func, args, given):
             self.names[func.name().split(".")[0].replace("::", ".")] = None
         return func(*args, **given)
+
+
+def _drops_nothing(func: Any, args: Any, given: Mapping[str, Any]) -> bool:
+    """Return whether an operation that can drop at random, such as attention, is called with the rate 0."""
+    rates = [(k, one) for k, one in enumerate(func._schema.arguments) if one.name == "dropout_p"]
+    return any((args[k] if k < len(args) else given.get(one.name, one.default_value)) == 0 for k, one in rates)
 
 
 def _other_states() -> dict[str, Any]:
@@ -276,11 +284,15 @@ def _random_scores(name: str, law: Law, case: Case) -> str:
 
 def _random_draws(name: str, law: Law, case: Case) -> str:
     """Seen: random operations of ``sample`` or of scoring without the generator."""
-    found = _sources(lambda: case.policy.sample(case.contexts, generator=case.generator(7)), case)
+    generator = case.generator(7)
+    found = _sources(lambda: case.policy.sample(case.contexts, generator=generator), case)
     if found:
         return f"sample draws from {_listed(found)} and not from its generator"
+    if name == "generator":
+        unused = torch.equal(generator.get_state(), case.generator(7).get_state())
+        return "sample draws no number from its generator, whose state is the same after the call" if unused else ""
     found = _sources(lambda: case.replay(case.rollout), case)
-    return f"scoring draws random numbers from {_listed(found)}" if found and name == "global random state" else ""
+    return f"scoring draws random numbers from {_listed(found)}" if found else ""
 
 
 # -- tables and masks
@@ -308,8 +320,26 @@ def _full_mask(name: str, law: Law, case: Case) -> str:
     )
 
 
+# -- weights outside of a checkpoint
+
+
+def _not_stored(name: str, law: Law, case: Case) -> str:
+    """Seen: trainable weights that torch does not find, or a tensor that the loaded policy has with other values."""
+    if lost := [attribute for attribute, _ in unregistered(case.module)]:
+        return f"torch does not find the weights in {_listed(lost)}, so that they are neither trained nor stored: use nn.ModuleList"
+    loaded = dict(loaded_again(case).named_modules())
+    for prefix, part in case.module.named_modules():
+        for attribute, value in vars(part).items():
+            other = vars(loaded[prefix]).get(attribute)
+            if isinstance(value, torch.Tensor) and isinstance(other, torch.Tensor) and not same(value, other):
+                path = f"{prefix}.{attribute}".removeprefix(".")
+                return f"the tensor {path} is no part of a checkpoint, and the loaded policy has another one: use register_buffer"
+    return ""
+
+
 Diagnosis = Callable[[str, Law, Case], str]
 DIAGNOSES: tuple[tuple[tuple[str, ...], Diagnosis], ...] = (
+    (("checkpoint",), _not_stored),
     (("shapes", "probabilities", *SCORING_LAWS), _sixteen_bits),
     ((*SCORING_LAWS, *LEARNING_LAWS), _fast_path),
     ((*SCORING_LAWS, *LEARNING_LAWS), _dropout),

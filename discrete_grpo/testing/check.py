@@ -11,6 +11,7 @@ from typing import Any, cast
 import torch
 
 from discrete_grpo.core.checks import check_function, check_samples
+from discrete_grpo.core.drawing import PolicyError, policy_errors
 from discrete_grpo.core.error_place import error_place
 from discrete_grpo.core.rollout import Context, Policy, Reward, Rollout, as_module
 from discrete_grpo.testing import behaviour, causes, divergence, independence, learning, probability, replay
@@ -104,8 +105,11 @@ def _case(
     whole = whole_space(space)
     kept = copy.deepcopy(contexts)  # so that a policy that takes columns out of those it is given is noticed
     try:
-        drawn = tested.sample(contexts, generator=torch.Generator(device).manual_seed(seed))
-    except Exception as error:  # no law can be measured
+        with policy_errors("sample", kept):
+            drawn = tested.sample(contexts, generator=torch.Generator(device).manual_seed(seed))
+    except PolicyError as error:
+        raise ValueError(str(error)) from error
+    except Exception as error:  # of a library; no law can be measured
         raise ValueError(f"sample: raised {type(error).__name__}: {' '.join(str(error).split())}") from error
     check_returned(tested, drawn)
     whole = None if whole is None else whole.to(device)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import torch
 from jaxtyping import Int
@@ -13,6 +14,7 @@ from torch import Tensor
 from discrete_grpo.core.categorical import SiteKind, Sites, score_sites
 from discrete_grpo.core.gaussian import GaussianSites
 from discrete_grpo.core.rollout import Replayable, Rollout, as_module, is_replayable
+from discrete_grpo.domains.sample_text import sample_text
 from discrete_grpo.testing.case import Case, Measured, Skip, claims, gap, per_step, same, with_other_weights
 from discrete_grpo.testing.relabelling import obstacle, relabelled
 
@@ -85,7 +87,8 @@ def ratio_bf16(case: Case) -> Measured:
 def replayable(case: Case) -> Measured | Skip:
     """An :class:`~discrete_grpo.core.rollout.Replayable` gives its own samples trajectories like those drawn, with finite log π.
 
-    If they use no random numbers, a sample has one trajectory, whose log π is that of the draw.
+    If they use no random numbers, a sample has one trajectory, whose log π is that of the draw; unless equal samples were drawn
+    along different trajectories, of which ``rollout_of`` then gives a fixed one, or a function ``decode`` maps many to one.
     """
     policy = case.policy
     if not is_replayable(policy):
@@ -112,9 +115,45 @@ def replayable(case: Case) -> Measured | Skip:
     scores = case.replay(made)
     found["units are those of the mask"] = torch.equal(scores.mask.sum(-1), made.units)
     found["finite log-probs"] = bool(scores.logp[scores.mask].isfinite().all())
-    if not chosen and getattr(policy, "decode", None) is None and not drawn.columns:
-        found["log-probs of the draw"] = gap(scores.logp.sum((-2, -1)), drawn.logp.sum(-1)) <= case.close
+    if not chosen and not drawn.columns:
+        if _many_to_one(case):
+            found["samples as frequent as the trajectories that rollout_of gives them"] = _frequent(case, own)
+        else:
+            logp = scores.logp.sum((-2, -1))
+            found["log-probs of the draw (nothing was drawn from the generator)"] = gap(logp, drawn.logp.sum(-1)) <= case.close
     return claims(found, f"{len(rows)} samples")
+
+
+def _many_to_one(case: Case) -> bool:
+    """Whether a sample can come from several trajectories: by a function ``decode`` of the policy, or seen among draws."""
+    decode = getattr(case.policy, "decode", None)
+    if decode is not None and getattr(decode, "__self__", None) is not case.policy:  # no method of the policy, but given to it
+        return True
+    drawn = case.many()
+    for rows in _equal(drawn.samples).values():
+        if any(not torch.equal(x[a], x[rows[0]]) for a in rows[1:] for x in drawn.states.values()):
+            return True
+    return False
+
+
+def _equal(samples: Sequence[Any]) -> dict[str, list[int]]:
+    """Rows of each sample, by its text; without the invalid ones."""
+    rows: dict[str, list[int]] = {}
+    for b, sample in enumerate(samples):
+        if sample is not None:
+            rows.setdefault(sample_text(sample), []).append(b)
+    return rows
+
+
+def _frequent(case: Case, own: Replayable) -> bool:
+    """Whether no sample is rarer among draws than one of its trajectories should be: N(x) >= N π(τ(x)), within 5 deviations."""
+    drawn = case.many()
+    rows = [b for b in _equal(drawn.samples).values() if own.can_draw(drawn.samples[b[0]])]
+    made = own.rollout_of([drawn.samples[b[0]] for b in rows], generator=case.generator(9))
+    chance = case.replay(made).logp.sum((-2, -1)).double().exp().cpu()
+    count = torch.tensor([float(len(b)) for b in rows])
+    deviation = (len(drawn) * chance * (1 - chance)).clamp_min(0).sqrt()
+    return bool((count >= len(drawn) * chance - 5 * deviation).all()) and float(chance.sum()) <= 1 + case.close
 
 
 def _classes(case: Case, rollout: Rollout) -> list[tuple[int, torch.dtype]]:

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from discrete_grpo.core.categorical import Sites
+from discrete_grpo.core.categorical import SiteKind, Sites
 from discrete_grpo.core.checks import check_function, plain_number
 from discrete_grpo.core.description import innermost
 from discrete_grpo.core.drawing import policy_errors
@@ -21,7 +21,8 @@ from discrete_grpo.core.processes import started_processes
 from discrete_grpo.core.reward_arguments import remembers, reward_names
 from discrete_grpo.core.rollout import Policy, Reward, Rollout, is_scorer
 from discrete_grpo.core.scoring import shown_value
-from discrete_grpo.runs.serialization import describe
+from discrete_grpo.core.unregistered import check_registered
+from discrete_grpo.runs.serialization import check_savable, describe
 from discrete_grpo.training.config import GRPOConfig
 from discrete_grpo.training.generation_advantages import AdvantageFunc, own_advantages
 from discrete_grpo.training.sampler import check_shards, num_shards
@@ -43,6 +44,8 @@ FIRST_STEPS = 4
 """Number of sampling steps whose probability tables are checked before the first update of a run."""
 MAX_OFF = 0.05
 """Largest accepted difference between the sum of a table and 1; tables in bfloat16 stay within it."""
+WIDE = (torch.float32, torch.float64)
+"""Types of log-probs; ratios of ones in 16 bits would be off by more than the clip range."""
 SURROGATE_FIELDS = ("epsilon", "epsilon_high", "delta", "sapo_temperature_pos", "sapo_temperature_neg")
 
 
@@ -93,6 +96,7 @@ def check_given(
 
     Raises:
         ValueError: naming the argument.
+        TypeError: for a policy with weights that are not trained, or that a checkpoint would not give back.
     """
     if not isinstance(config, GRPOConfig):
         raise ValueError(f"config: {config!r}, expected a GRPOConfig")
@@ -109,6 +113,7 @@ def check_given(
         raise ValueError(f"timestep_chunk: {config.timestep_chunk}, expected none with importance_sampling_level sequence")
     check_conditions(columns)
     _check_followed(policy, columns)
+    (check_savable if stores else check_registered)("policy", policy)
     _check_storable(columns if stores else None, config)
     for name, reward in zip(reward_names(rewards), rewards, strict=True):
         if processes > 1 and remembers(reward):
@@ -243,14 +248,27 @@ def check_tables(policy: Policy, rollout: Rollout, steps: Int[Tensor, "batch ste
         return
     with torch.enable_grad(), policy_errors(f"policy {name}.sites"):
         sites = policy.sites(one, few)
-    for part in sites:
-        if part.shape[:2] != few.shape:
-            told = f"policy: {name}.sites returned tables of {tuple(part.shape[:2])} trajectories and steps"
-            raise ValueError(f"{told}, expected {tuple(few.shape)}: of the steps asked for")
+    _check_sites(sites, f"{name}.sites", tuple(few.shape))
     tables = [part.log_probs for part in sites if isinstance(part, Sites)]
     if tables and len(tables) == len(sites) and not any(table.requires_grad for table in tables):
         _check_gradient(tables[0], f"{name}.sites")
     _check_sums([part for part in sites if isinstance(part, Sites)], name)
+
+
+def _check_sites(sites: Any, name: str, shape: tuple[int, ...]) -> None:
+    """Check that the kinds of sites are of these trajectories and steps, and that the tables have enough digits for ratios."""
+    if not isinstance(sites, list | tuple):
+        raise ValueError(f"policy: {name} returned a {type(sites).__name__}, expected a list with a Sites for each kind of site")
+    for part in sites:
+        if not isinstance(part, SiteKind):
+            told = f"policy: {name} returned a {type(sites).__name__} with a {type(part).__name__}"
+            raise ValueError(f"{told}, expected a list with a Sites for each kind of site")
+        if part.shape[:2] != shape:
+            told = f"policy: {name} returned tables of {tuple(part.shape[:2])} trajectories and steps"
+            raise ValueError(f"{told}, expected {shape}: of the steps asked for")
+        if isinstance(part, Sites) and part.log_probs.dtype not in WIDE:
+            told = f"policy: {name} returned log_probs of type {part.log_probs.dtype}"
+            raise ValueError(f"{told}, expected float32 or float64: convert the logits before log_softmax")
 
 
 def _check_gradient(logp: Tensor, name: str) -> None:

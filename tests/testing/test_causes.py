@@ -17,6 +17,7 @@ from discrete_grpo.core.rollout import Context, Rollout, group_contexts
 from discrete_grpo.testing import LAWS, Report, check_policy
 from tests import broken_policies as twins
 from tests.broken_policies import Words
+from tests.pretend_cuda import pretending
 
 WORDS = group_contexts(3, 3)
 
@@ -215,11 +216,103 @@ def test_a_mask_of_ones_is_named() -> None:
     assert causes(check(twins.CountsStops(), "units")).get("units", "") == ""  # a mask with other mistakes
 
 
+class OwnGenerator(Words):
+    def sample(self, contexts: Sequence[Context], *, generator: torch.Generator | None = None) -> Rollout:
+        self.drawn = getattr(self, "drawn", 0) + 1
+        return super().sample(contexts, generator=torch.Generator().manual_seed(self.drawn))
+
+
+def test_a_generator_that_is_not_used_is_named() -> None:
+    told = "sample draws no number from its generator, whose state is the same after the call"
+    assert causes(check(OwnGenerator(), "generator"))["generator"] == told
+
+
+class AttentiveWords(OwnGenerator):
+    """Reads its letters by torch's attention, which can drop at random, but does not."""
+
+    def features(self, letters: Tensor, steps: Tensor, mood: Tensor) -> Tensor:
+        found = super().features(letters, steps, mood)
+        rows = found.unflatten(-1, (1, -1))
+        return found + nn.functional.scaled_dot_product_attention(rows, rows, rows).flatten(-2)
+
+
+def test_attention_without_dropout_is_no_source_of_random_numbers() -> None:
+    assert causes(check(AttentiveWords(), "generator"))["generator"].startswith("sample draws no number from its generator")
+
+
+class ListedWords(Words):
+    """One of its layers is in a list."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.layers = [nn.Linear(3, 3)]
+
+    def logits(self, letters: Tensor, steps: Tensor, mood: Tensor) -> Tensor:
+        found: Tensor = self.layers[0](super().logits(letters, steps, mood))
+        return found
+
+
+class ShiftedWords(Words):
+    """Shifts its logits by a tensor that is no buffer."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.shift = torch.randn(3)
+
+    def logits(self, letters: Tensor, steps: Tensor, mood: Tensor) -> Tensor:
+        return super().logits(letters, steps, mood) + self.shift
+
+
+@pytest.mark.parametrize(
+    ("kind", "cause"),
+    [
+        (ListedWords, "torch does not find the weights in layers, so that they are neither trained nor stored: use nn.ModuleList"),
+        (ShiftedWords, "the tensor shift is no part of a checkpoint, and the loaded policy has another one: use register_buffer"),
+        (twins.ForgetsTemperature, ""),
+    ],
+)
+def test_what_a_checkpoint_leaves_out_is_named(kind: type[Words], cause: str) -> None:
+    policy = kind(temperature=0.8) if kind is twins.ForgetsTemperature else kind()
+    assert causes(check(policy, "checkpoint")) == {"checkpoint": cause}
+
+
 class RaisesInSample(Words):
     def sample(self, contexts: Sequence[Context], *, generator: torch.Generator | None = None) -> Rollout:
         raise KeyError("no\nsuch mood")
 
 
 def test_a_sample_that_raises_is_named() -> None:
-    with pytest.raises(ValueError, match=r"^sample: raised KeyError: 'no\\nsuch mood'$"):
+    where = r"\(test_causes\.py, line \d+\); no context has such a column, which conditions give \(columns\)"
+    with pytest.raises(ValueError, match=r"^sample: raised KeyError: 'no\\nsuch mood' " + where + "$"):
         check(RaisesInSample())
+
+
+class ListsAndGradients(Words):
+    """Gives a list of samples, and log-probs with a gradient."""
+
+    def sample(self, contexts: Sequence[Context], *, generator: torch.Generator | None = None) -> Rollout:
+        drawn = super().sample(contexts, generator=generator)
+        columns = {name: list(values) for name, values in drawn.columns.items()}
+        logp = drawn.logp * torch.ones((), requires_grad=True).abs()
+        return replace(drawn, samples=list(drawn.samples), columns=columns, logp=logp)  # type: ignore[arg-type]
+
+
+def test_lists_are_as_good_as_tuples_and_a_gradient_breaks_its_own_law_alone() -> None:
+    contexts = group_contexts(3, 3, [{"tag": k} for k in range(3)])
+    assert check(ListsAndGradients(), "contexts", "unchanged", "detached", contexts=contexts).failed == ("detached",)
+
+
+def test_a_correct_policy_passes_on_another_device() -> None:
+    with pretending():
+        contexts = [Context(0, {"mood": 0}), Context(1, {"mood": 1}), Context(2)]
+        report = check(Words().to("cuda"), "contexts", "padding", "batch size", "steps", contexts=contexts)
+        assert not report.failed, str(report)
+        assert check(OnTheHost().to("cuda"), "contexts").rows[1].note == "not so: logp on the policy's device"
+
+
+class OnTheHost(Words):
+    """Gives its log-probs on the CPU."""
+
+    def sample(self, contexts: Sequence[Context], *, generator: torch.Generator | None = None) -> Rollout:
+        drawn = super().sample(contexts, generator=generator)
+        return replace(drawn, logp=drawn.logp.cpu())

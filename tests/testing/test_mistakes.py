@@ -93,8 +93,21 @@ def test_a_policy_that_learns_from_any_word_passes() -> None:
     assert row(report, "replayable").note == "18 samples"
 
 
+def test_a_policy_that_draws_a_sample_in_several_ways_passes() -> None:
+    """It has a method of its own called decode, which must not matter."""
+    report = check_words(twins.Anagrams(), group_contexts(6, 3))
+    report.raise_on_failure()
+    assert row(report, "replayable").note == "18 samples"
+
+
 @pytest.mark.parametrize(
-    ("kind", "claim"), [(twins.SpellsWithoutStop, "log-probs of the draw"), (twins.SpellsTheFirst, "samples as given")]
+    ("kind", "claim"),
+    [
+        (twins.SpellsWithoutStop, "log-probs of the draw"),
+        (twins.DecodesWithoutStop, "log-probs of the draw"),
+        (twins.AnagramsWithoutStop, "samples as frequent as the trajectories"),
+        (twins.SpellsTheFirst, "samples as given"),
+    ],
 )
 def test_mistakes_in_the_trajectories_of_words_that_were_not_drawn(kind: type[twins.Words], claim: str) -> None:
     report = check_words(kind(), group_contexts(6, 3))

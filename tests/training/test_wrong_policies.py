@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from discrete_grpo import GRPOConfig, GRPOTrainer, Rollout
 from discrete_grpo.core.drawing import PolicyError
 from discrete_grpo.recipes.loading import policy_object
+from discrete_grpo.runs.serialization import check_savable
 from discrete_grpo.training.config import PretrainConfig
 from discrete_grpo.training.pretrain import Pretrainer
 from tests import broken_policies as twins
@@ -54,6 +55,29 @@ class Flat(twins.Words):
         return replace(drawn, logp=drawn.logp.sum(1))
 
 
+class Bare(twins.Words):
+    """Tables without their actions."""
+
+    def sites(self, rollout: Rollout, steps: Tensor | None = None) -> Any:
+        return (super().sites(rollout, steps)[0].log_probs,)
+
+
+class NoList(twins.Words):
+    def sites(self, rollout: Rollout, steps: Tensor | None = None) -> Any:
+        return super().sites(rollout, steps)[0]
+
+
+class SixteenBits(twins.Words):
+    def sites(self, rollout: Rollout, steps: Tensor | None = None) -> Any:
+        return [replace(part, log_probs=part.log_probs.bfloat16()) for part in super().sites(rollout, steps)]
+
+
+class ListedGroups(twins.Words):
+    def sample(self, contexts: Any, *, generator: torch.Generator | None = None) -> Rollout:
+        drawn = super().sample(contexts, generator=generator)
+        return replace(drawn, group=drawn.group.tolist())  # type: ignore[arg-type]
+
+
 class Raises(twins.Words):
     """Looks up a name that is not there."""
 
@@ -87,6 +111,10 @@ def test_scores_of_another_shape_are_refused() -> None:
     ("policy", "error", "told"),
     [
         (Detached(), ValueError, r"^policy: the log-probs of Detached.sites have no gradient, expected them to depend on weights"),
+        (Bare(), ValueError, r"^policy: Bare.sites returned a tuple with a Tensor, expected a list with a Sites for each kind of"),
+        (NoList(), ValueError, r"^policy: NoList.sites returned a Sites, expected a list with a Sites for each kind of site$"),
+        (SixteenBits(), ValueError, r"^policy: SixteenBits.sites returned log_probs of type torch.bfloat16, expected float32 or f"),
+        (ListedGroups(), PolicyError, r"^policy ListedGroups.sample: group is a list, expected a tensor$"),
         (Flat(), PolicyError, r"^policy Flat.sample: logp has shape \(8,\), expected \(8, S\) for 8 contexts and S steps$"),
     ],
 )
@@ -134,6 +162,106 @@ def test_init_args_that_the_class_does_not_take_are_refused_before_a_run() -> No
     told = r"^policy: Misspelt.init_args gives lenght \(.*\), expected the arguments of Misspelt\(length, temperature, dropout, se"
     with pytest.raises(TypeError, match=told):
         policy_object(Misspelt())
+
+
+class Wide(nn.Module):
+    """A policy of one weight, with what its checkpoints lack."""
+
+    def __init__(self, width: int = 3) -> None:
+        super().__init__()
+        self.width = width
+        self.weight = nn.Parameter(torch.zeros(width))
+
+
+class ForgetsWidth(Wide):
+    def init_args(self) -> dict[str, Any]:
+        return {}
+
+
+class ReadsItsTensors(ForgetsWidth):
+    """Cannot be built without weights, since it reads one."""
+
+    def __init__(self, width: int = 3) -> None:
+        super().__init__(width)
+        self.first = float(torch.ones(1)[0])
+
+
+class Growing(ForgetsWidth):
+    def __init__(self, width: int = 3) -> None:
+        super().__init__(width)
+        if width == 3:
+            self.register_buffer("more", torch.zeros(2))
+
+
+class FailsAgain(ForgetsWidth):
+    def __init__(self, width: int = 3) -> None:
+        super().__init__(width)
+        if width == 3:
+            raise OSError("no such file")
+
+
+OTHER = r"has other weights: weight \(4,\) becomes \(3,\)"
+
+
+@pytest.mark.parametrize(
+    ("policy", "told"),
+    [
+        (ForgetsWidth(4), rf"^policy: ForgetsWidth, built from its init_args, {OTHER}; expected init_args to give all arguments"),
+        (ReadsItsTensors(4), rf"^policy: ReadsItsTensors, built from its init_args, {OTHER}; expected"),
+        (Growing(4), rf"^policy: Growing, built from its init_args, {OTHER}; more \(2,\) is added; expected"),
+        (FailsAgain(4), r"^policy: '.*FailsAgain' cannot be built: no such file; expected init_args that build it again"),
+    ],
+)
+def test_a_policy_that_its_init_args_do_not_build_again_is_refused(policy: nn.Module, told: str) -> None:
+    before = torch.get_rng_state()
+    with pytest.raises(TypeError, match=told):
+        check_savable("policy", policy)
+    for one in (ForgetsWidth(), ReadsItsTensors(), Growing()):
+        check_savable("policy", one)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_class_without_an_import_path_is_not_built_again() -> None:
+    class Local(ForgetsWidth):
+        pass
+
+    check_savable("policy", Local(4))
+
+
+def test_weights_are_compared_before_a_run_that_stores_them(tmp_path: Path) -> None:
+    policy = ForgetsLength(4)
+    with pytest.raises(TypeError, match=r"^policy: ForgetsLength, built from its init_args, has other weights: network.0.weight "):
+        trainer(policy, run=tmp_path)
+    assert not any(tmp_path.iterdir())
+    trainer(policy)  # nothing is stored
+
+
+class ForgetsLength(twins.Words):
+    def init_args(self) -> dict[str, Any]:
+        return {}
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        ([nn.Linear(2, 2)], "is a list with trainable weights, where torch does not find them, .* expected nn.ModuleList, or req"),
+        ({"a": (nn.Linear(2, 2),)}, "is a dict with trainable weights, .* expected nn.ModuleDict, or requires_grad_"),
+        (torch.zeros(2, requires_grad=True), "is a Tensor with trainable weights, .* expected nn.Parameter, or requires_grad_"),
+    ],
+)
+def test_weights_that_torch_does_not_find_are_refused(value: Any, told: str) -> None:
+    policy = twins.Words()
+    policy.network.hidden = value
+    with pytest.raises(TypeError, match=rf"^policy: Words.network.hidden {told}"):
+        trainer(policy)
+
+
+def test_weights_beside_the_module_that_are_not_trained_are_accepted() -> None:
+    policy = twins.Words()
+    policy.judge = [nn.Linear(2, 2).requires_grad_(False)]  # type: ignore[assignment]
+    policy.same = [policy.network[0]]  # type: ignore[assignment]
+    policy.constant = torch.zeros(2)
+    trainer(policy)
 
 
 def test_a_network_as_decoder_is_refused_before_training(tmp_path: Path) -> None:

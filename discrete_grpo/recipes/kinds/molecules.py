@@ -74,7 +74,8 @@ def _read_statistics(metadata: Columns, read: Callable[[dict[str, Any]], _Statis
     """
     if "statistics" not in metadata:
         raise CheckpointError(
-            "checkpoint: it has no molecule statistics, expected a policy over molecules, or kind: graphs in its metadata"
+            "checkpoint: it has no molecule statistics, expected metadata with statistics, such as Pretrainer(..., metadata="
+            '{"statistics": stats.to_json()}), or with kind: graphs'
         )
     try:
         return read(metadata["statistics"])

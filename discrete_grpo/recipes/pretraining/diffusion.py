@@ -196,12 +196,12 @@ def check_denoiser(policy: GraphPolicy) -> None:
     network.eval()
     try:
         for arguments in (inputs, [*inputs, properties])[: 2 if policy.properties else 1]:
-            _check_logits(policy, _called(network, [x.to(policy.device) for x in arguments]), n)
+            _check_logits(policy, _called(network, [x.to(policy.device) for x in arguments], policy), n)
     finally:
         network.train(training)
 
 
-def _called(network: nn.Module, arguments: Sequence[Tensor]) -> Any:
+def _called(network: nn.Module, arguments: Sequence[Tensor], policy: GraphPolicy) -> Any:
     """Call the network without gradients; an error of the network becomes one line."""
     try:
         with torch.no_grad(), seeded(0, arguments[0].device):
@@ -209,7 +209,9 @@ def _called(network: nn.Module, arguments: Sequence[Tensor]) -> Any:
     except Exception as error:  # a network of the user's may raise anything
         said = " ".join(str(error).split()) or type(error).__name__
         names = ", ".join(("nodes", "edges", "time", "mask", "properties")[: len(arguments)])
-        raise ValueError(f"network: {type(network).__name__} fails when called as network({names}): {said}") from error
+        nodes, edges = policy.node_kernel.noise.num_states - 1, policy.edge_kernel.noise.num_states - 1
+        told = f"network: {type(network).__name__} fails when called as network({names})"
+        raise ValueError(f"{told} with classes 0 to {nodes} of nodes and 0 to {edges} of edges: {said}") from error
 
 
 def _check_logits(policy: GraphPolicy, found: Any, n: int) -> None:
