@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from discrete_grpo.core.checks import told_as
+from discrete_grpo.core.csv_cells import csv_text
 from discrete_grpo.datasets.graph_files import to_node_link
 from discrete_grpo.datasets.own_digraphs import read_own
 from discrete_grpo.domains.named_graphs import graph_of, to_line, to_networkx
@@ -77,9 +76,7 @@ def _spatial(values: Sequence[Any], argument: str) -> tuple[str, bytes]:
         return ".smi", content
     if argument == "data":
         return ".sdf", to_sdf([_from_text(text, number, argument) for number, text in enumerate(values)]).encode()
-    table = io.StringIO()  # SMILES with positions, the text of a sample
-    csv.writer(table, lineterminator="\n").writerows([["sample"], *([text] for text in values)])
-    return ".csv", table.getvalue().encode()
+    return ".csv", csv_text([["sample"], *([text] for text in values)]).encode()  # SMILES with positions, the text of a sample
 
 
 def _from_text(text: str, number: int, argument: str) -> SpatialMolecule:

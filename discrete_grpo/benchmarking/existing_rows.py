@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from discrete_grpo.benchmarking.facts import file_digest
+from discrete_grpo.benchmarking.conditions import of_code, of_files, of_policy
 from discrete_grpo.benchmarking.folder import CALLS, ROW
 from discrete_grpo.benchmarking.jobs import Job
 from discrete_grpo.benchmarking.method import Method
@@ -33,20 +33,17 @@ def row_conditions(
     """The conditions of a row, which becomes invalid if one of them changes."""
     found: dict[str, Any] = {"version": version, "budget": budget, "settings": dict(method.settings)}
     if method.needs_policy and policy is not None:
-        found |= {"policy": policy["name"], "policy_sha256": policy["sha256"]}
-        found |= {"policy_settings_sha256": policy["settings_sha256"]}
-    for name, value in method.settings.items():
-        if isinstance(value, str) and Path(value).is_file():
-            found[f"{name}_sha256"] = file_digest(value)
+        found |= of_policy(policy)
+    found |= of_files(method)
     if task.version != 1:
         found["task_version"] = task.version
     if told := getattr(task.score, "settings", None):
         found["task_settings"] = dict(told)
     if suite == OWN:
-        found |= {"task_source": _source(task), "task_optimum": task.optimum}  # at which a method may stop
+        found |= {"task_source": of_code(task), "task_optimum": task.optimum}  # at which a method may stop
         found[FILES] = files_of(task)
     if METHODS.get(method.name) is None or METHODS[method.name].run is not method.run:
-        found["method_source"] = _source(method.run)
+        found["method_source"] = of_code(method.run)
     checked: dict[str, Any] = plain(found)
     return checked
 
@@ -83,13 +80,6 @@ def _on_unseen_code(done: Sequence[Job]) -> dict[str, None]:
                 told = f"{name.partition('_')[0]} {one!r}: its code cannot be inspected, so that an edit would not be noticed"
                 found[f"{told}; its rows are kept, name another folder for new ones"] = None
     return found
-
-
-def _source(value: Any) -> str | None:
-    """A digest of the code of a user's function, independent of other code in its file; None if it cannot be inspected."""
-    from discrete_grpo.rewards.identity import code_identity
-
-    return code_identity(value)
 
 
 def is_done(job: Job) -> bool:

@@ -8,9 +8,7 @@ from the shared cache, it gives the same result.
 from __future__ import annotations
 
 import contextlib
-import csv
 import gzip
-import io
 import math
 import os
 import random
@@ -22,13 +20,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from discrete_grpo.benchmarking.conditions import check_code, check_files, check_policy
+from discrete_grpo.benchmarking.facts import policy_facts
 from discrete_grpo.benchmarking.folder import CALLS, FAILED, ROW
 from discrete_grpo.benchmarking.method import Method
 from discrete_grpo.benchmarking.suites import SUITES
 from discrete_grpo.benchmarking.task_files import at_end
 from discrete_grpo.core.atomic import atomic_write
+from discrete_grpo.core.csv_cells import csv_text
 from discrete_grpo.core.error_place import error_place
 from discrete_grpo.core.json_files import write_json
+from discrete_grpo.core.reward_values import same_folder
 
 if TYPE_CHECKING:
     from discrete_grpo.rewards.ledger import Ledger
@@ -38,6 +40,7 @@ __all__ = [
     "Job",
     "by_name",
     "run_job",
+    "run_sent_job",
     "sample_key",
     "with_task",
     "write_failure",
@@ -106,19 +109,28 @@ def sample_key(kind: str) -> Callable[[Any], str | None]:
     return molecule_key if kind == "molecules" else text_key
 
 
-def run_job(job: Job) -> dict[str, Any]:
+def run_sent_job(job: Job) -> dict[str, Any]:
+    """Run a job that another process planned, whose code this process has imported after it, as :func:`run_job`."""
+    return run_job(with_task(job), check=lambda one: check_code(one.task, one.method, one.conditions))
+
+
+def run_job(job: Job, *, check: Callable[[Job], None] | None = None) -> dict[str, Any]:
     """Run a job from its beginning, write its files and return its row.
 
-    Any error of the method is written to ``failed.json`` and raised again.
+    Any error of the method is written to ``failed.json`` and raised again; so are a policy or a file that is no longer that of the
+    plan, and what ``check`` finds.
     """
     shutil.rmtree(job.folder, ignore_errors=True)
     job.folder.mkdir(parents=True)
     wall, cpu = time.perf_counter(), _cpu_seconds()
     try:
+        if check is not None:
+            check(job)
         with _seeded(0):  # loading may draw random numbers; the method is seeded afterwards
             policy = _policy(job)
         with _seeded(job.seed), _ledger(job) as ledger:
             stopped = _optimise(job, policy, ledger)
+            check_files(job.method, job.conditions)
             spent = {"wall_seconds": round(time.perf_counter() - wall, 2), "cpu_seconds": round(_cpu_seconds() - cpu, 2)}
             row = _finish(job, ledger, {"stopped": stopped} | spent)
     except (Exception, SystemExit) as error:
@@ -138,7 +150,7 @@ def write_failure(job: Job, reason: str, details: str = "") -> None:
 def _optimise(job: Job, policy: Any, ledger: Ledger) -> str:
     """Run the method; return whether the budget or the method itself ended it."""
     try:
-        with _counted(job, ledger) as task:
+        with same_folder(), _counted(job, ledger) as task:
             job.method(task, policy, ledger, job.seed)
     except Exception as error:
         if not _says_exhausted(error):
@@ -178,9 +190,11 @@ def _policy(job: Job) -> Any:
     if not job.method.needs_policy or job.policy is None:
         return None
     if isinstance(job.policy, str):
-        from discrete_grpo.recipes.loading import load_policy
+        from discrete_grpo.recipes.loading import load
 
-        return load_policy(job.policy)
+        loaded = load(job.policy)
+        check_policy(policy_facts(job.policy, loaded), job.conditions)
+        return loaded.policy
     import copy
 
     return copy.deepcopy(job.policy).eval()
@@ -248,13 +262,11 @@ def _write_calls(job: Job, ledger: Ledger) -> None:
     history = ledger.history()
     scores = history.of(job.task.name)
     column = "smiles" if job.task.kind == "molecules" else "sample"
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(["call", column, "score", "source"])
-    rows = zip(history.keys, scores, history.sources, strict=True)
-    writer.writerows((k, key, "" if score != score else repr(score), source) for k, (key, score, source) in enumerate(rows, 1))
+    calls = enumerate(zip(history.keys, scores, history.sources, strict=True), 1)
+    rows = ((k, key, "" if score != score else repr(score), source) for k, (key, score, source) in calls)
+    text = csv_text([("call", column, "score", "source"), *rows])
     with atomic_write(job.folder / CALLS) as file:
-        file.write(gzip.compress(buffer.getvalue().encode("utf-8", "surrogatepass"), mtime=0))
+        file.write(gzip.compress(text.encode("utf-8", "surrogatepass"), mtime=0))
 
 
 def _cpu_seconds() -> float:

@@ -134,7 +134,10 @@ def write_results(results: Results) -> Path:
     """Write ``results.json``: the circumstances, ``rows`` and ``failed``."""
     shown = ("suite", "task", "method", "seed", "budget", "error")
     rows = [
-        {**{k: v for k, v in row.items() if k not in PAGE_ONLY}, **{k: row["made"].get(k) for k in ("version", "commit")}}
+        {
+            **{k: v for k, v in row.items() if k not in PAGE_ONLY},
+            **{k: (row.get("made") or {}).get(k) for k in ("version", "commit")},
+        }
         for row in results.rows
     ]
     last = results.about["runs"][-1]

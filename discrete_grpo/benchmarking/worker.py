@@ -70,9 +70,9 @@ def main() -> None:
     import torch
 
     torch.set_num_threads(1)
-    from discrete_grpo.benchmarking.jobs import run_job, with_task
+    from discrete_grpo.benchmarking.jobs import run_sent_job
 
-    run_job(with_task(pickle.loads(payload)))
+    run_sent_job(pickle.loads(payload))
 
 
 if __name__ == "__main__":

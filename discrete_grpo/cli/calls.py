@@ -126,7 +126,7 @@ def _report(folder: Path) -> None:
     from discrete_grpo.recipes.families import run_family
     from discrete_grpo.runs.report.report import write_report
 
-    if (folder / BENCHMARK).is_file():
+    if (folder / BENCHMARK).is_file() or next(folder.glob("jobs/*/*/*/*/row.json"), None) is not None:
         from discrete_grpo.benchmarking.runner import write_files
 
         print(write_files(folder).page)

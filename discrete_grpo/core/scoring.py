@@ -56,6 +56,10 @@ class BudgetExhausted(RuntimeError):
         super().__init__(message)
         self.scores = scores
 
+    def __reduce__(self) -> tuple[type[BudgetExhausted], tuple[str, Float[Tensor, "batch reward"]]]:
+        """Both arguments, so that a pool of processes can send it."""
+        return BudgetExhausted, (str(self), self.scores)
+
 
 @runtime_checkable
 class Accounts(Protocol):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import gzip
-import io
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +12,7 @@ import torch
 
 from discrete_grpo.core.checks import LAST_SEED, check_whole
 from discrete_grpo.core.condition_cells import condition_cells
+from discrete_grpo.core.csv_cells import csv_text
 from discrete_grpo.core.description import description
 from discrete_grpo.core.drawing import draw, evaluating
 from discrete_grpo.core.option_names import check_keywords
@@ -297,6 +296,4 @@ def plain_columns(columns: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[An
 
 def _table_text(columns: Mapping[str, Sequence[Any]]) -> str:
     """Columns of equal length as csv."""
-    buffer = io.StringIO()
-    csv.writer(buffer, lineterminator="\n").writerows([columns, *zip(*columns.values(), strict=True)])
-    return buffer.getvalue()
+    return csv_text([tuple(columns), *zip(*columns.values(), strict=True)])

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import os
 import sqlite3
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,7 +27,7 @@ from torch import Tensor
 from discrete_grpo.core.checks import check_whole
 from discrete_grpo.core.reward_arguments import reward_name, reward_names
 from discrete_grpo.core.rollout import Reward
-from discrete_grpo.core.scoring import BudgetExhausted, score_one
+from discrete_grpo.core.scoring import BudgetExhausted, RewardError, score_one
 from discrete_grpo.domains.sample_text import sample_text
 from discrete_grpo.domains.smiles import parse, reserve, to_smiles
 from discrete_grpo.rewards.cache import SCORES, ScoreCache, check_cache_file
@@ -132,6 +133,7 @@ class Ledger:
         self._file = self._rows.database
         self._identities: dict[int, tuple[Reward, str | None]] = {}
         self.turn = 0
+        self._process, self._lock = os.getpid(), threading.RLock()
 
     def _ask(self, query: str, values: Sequence[Any] = ()) -> list[Any]:
         return self._rows.read(lambda connection: connection.execute(query, values).fetchall())
@@ -203,7 +205,8 @@ class Ledger:
             source: source of the samples, such as ``"policy"``; one text, or one per sample. The first source of repeats is kept.
 
         Raises:
-            RewardError: as :func:`discrete_grpo.core.scoring.score_one`, and if the file cannot be written.
+            RewardError: as :func:`discrete_grpo.core.scoring.score_one`, if the file cannot be written, and in a copy of this
+                process (fork), whose calls this object would not see. Threads take turns.
             BudgetExhausted: if there is a new sample and the budget was used up in earlier turns.
             ValueError: if there are not as many sources as samples, a reward has a name that another one owns, or the name of
                 another one that was scored before.
@@ -217,7 +220,21 @@ class Ledger:
         sources = [source] * len(samples) if isinstance(source, str) else list(source)
         if len(sources) != len(samples):
             raise ValueError(f"source: {len(sources)} texts, expected one or one per sample ({len(samples)})")
+        if os.getpid() != self._process:
+            told = f"ledger: opened in process {self._process} and used in process {os.getpid()}, whose calls it would not count"
+            raise RewardError(f"{told}; score in the first one, or open Ledger(path) in each")
         named = list(zip(reward_names(rewards), rewards, strict=True))
+        with self._lock:
+            return self._turn(named, samples, columns, sources)
+
+    def _turn(
+        self,
+        named: Sequence[tuple[str, Reward]],
+        samples: Sequence[Any],
+        columns: Mapping[str, Sequence[Any]] | None,
+        sources: Sequence[str],
+    ) -> Float[Tensor, "batch reward"]:
+        """Score every sample by every reward with these names, as one turn."""
         for name, reward in named:
             if self.owners.get(name, reward) is not reward:
                 raise ValueError(f"rewards: {name!r} is the name of the task, expected the task that was given, or another name")
@@ -228,7 +245,7 @@ class Ledger:
         self.asked, self.invalid = self.asked + len(keys), self.invalid + keys.count(None)
         paid, spent = self._claim(keys, sources)
         rows = [k for k, key in enumerate(keys) if key is None or key in paid]
-        result = torch.full((len(samples), len(rewards)), torch.nan, dtype=torch.float64)
+        result = torch.full((len(samples), len(named)), torch.nan, dtype=torch.float64)
         picked = {name: [values[k] for k in rows] for name, values in (columns or {}).items()}
         for j, (name, reward) in enumerate(named):
             found = self._scored(name, reward, [samples[k] for k in rows], [keys[k] for k in rows], picked)

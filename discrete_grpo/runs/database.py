@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -74,6 +75,7 @@ class Database:
     ) -> None:
         self.path = None if path is None else Path(path)
         self.tables, self.added, self.functions = dict(tables), dict(added or {}), dict(functions or {})
+        self._lock = threading.RLock()  # threads take turns, as the connection has one transaction at a time
         self._connection = self._open()
 
     def _open(self) -> sqlite3.Connection:
@@ -190,19 +192,20 @@ class Database:
         self._connection = connection
 
     def _transaction(self, begin: str, work: Callable[[sqlite3.Connection], T]) -> T:
-        connection = self._connection
-        try:
-            connection.execute(begin)
+        with self._lock:
+            connection = self._connection
             try:
-                result = work(connection)
-                connection.execute("COMMIT")
-            except BaseException:
-                with contextlib.suppress(sqlite3.Error):
-                    connection.execute("ROLLBACK")
-                raise
-        except sqlite3.DatabaseError as error:
-            raise OSError(f"{self.path}: {error}") from error
-        return result
+                connection.execute(begin)
+                try:
+                    result = work(connection)
+                    connection.execute("COMMIT")
+                except BaseException:
+                    with contextlib.suppress(sqlite3.Error):
+                        connection.execute("ROLLBACK")
+                    raise
+            except sqlite3.DatabaseError as error:
+                raise OSError(f"{self.path}: {error}") from error
+            return result
 
     def close(self) -> None:
         """Close the file."""

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import pickle
 import random
 import sqlite3
+import time
+import warnings
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -384,3 +389,70 @@ def test_of_equal_samples_in_a_batch_the_first_known_score_is_kept() -> None:
     ledger = Ledger()
     assert ledger.score([places], ["a", "b", "a", "b", "a"])[1:, 0].tolist() == [1.0, 2.0, 3.0, 4.0]
     assert ledger.history().of("places") == [2.0, 1.0]
+
+
+# -- threads and forked processes
+
+
+class Alone(Oracle):
+    """Fails where it is called while it is at work."""
+
+    busy = False
+
+    def __call__(self, samples: list[Any], **columns: Any) -> list[float | None]:
+        assert not self.busy
+        self.busy = True
+        time.sleep(0.001)
+        found = super().__call__(samples)
+        self.busy = False
+        return found
+
+
+def test_threads_take_turns() -> None:
+    ledger, oracle = Ledger(cache=ScoreCache(), max_oracle_calls=300), Alone()
+
+    def work(start: int) -> None:
+        for k in range(start, start + 50):
+            assert ledger.score([oracle], ["x" * (k + 1), "y" * (k + 1)])[0, 0] == k + 1
+            assert ledger.calls <= 300
+
+    with ThreadPoolExecutor(3) as threads:
+        list(threads.map(work, (0, 50, 100)))
+    assert ledger.calls == 300
+    assert ledger.turn == 150
+    assert len(oracle.asked) == 300
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_process_is_refused(tmp_path: Path) -> None:
+    """Its calls would be in the file, but not among those of this object, so that the budget and the curve would be wrong."""
+    ledger = Ledger(tmp_path / "ledger.sqlite", cache=ScoreCache())
+    ledger.score([Oracle()], ["one"])
+    fork = multiprocessing.get_context("fork")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of later Pythons, where the parent has threads
+        with fork.Pool(1, _take, (ledger,)) as pool:
+            told = (
+                rf"^ledger: opened in process {os.getpid()} and used in process \d+, whose calls it would not count; score in the"
+            )
+            with pytest.raises(RewardError, match=told):
+                pool.apply(_score_taken)
+    assert calls(ledger) == ("one",)
+
+
+TAKEN: list[Ledger] = []
+
+
+def _take(ledger: Ledger) -> None:
+    TAKEN.append(ledger)
+
+
+def _score_taken() -> None:
+    TAKEN[-1].score([Oracle()], ["two"])
+
+
+def test_the_end_of_the_budget_can_be_sent_between_processes() -> None:
+    scores = torch.tensor([[1.0], [torch.nan]], dtype=torch.float64)
+    found = pickle.loads(pickle.dumps(BudgetExhausted("all are used up", scores)))
+    assert str(found) == "all are used up"
+    torch.testing.assert_close(found.scores, scores, rtol=0, atol=0, equal_nan=True)
