@@ -46,7 +46,7 @@ class CountedTask:
         Raises:
             RuntimeError: if called from elsewhere.
         """
-        if self._ledger.scoring is not self:
+        if not self._ledger.is_scoring(self):
             raise RuntimeError(self._refusal)
         return self._scorer(samples, **columns)
 

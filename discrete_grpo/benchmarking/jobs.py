@@ -15,8 +15,8 @@ import random
 import shutil
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,6 +66,7 @@ class Job:
         conditions: conditions that a row depends on and stores; a row with other conditions does not count as this job's.
         made: the circumstances, kept with the row: version, commit, machine.
         workers: processes that score samples of a pooled suite, one sample each at a time.
+        sources: digests of the files that define task and method, when the benchmark was planned.
     """
 
     suite: str
@@ -79,6 +80,7 @@ class Job:
     conditions: dict[str, Any]
     made: dict[str, Any]
     workers: int = 1
+    sources: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
@@ -111,7 +113,7 @@ def sample_key(kind: str) -> Callable[[Any], str | None]:
 
 def run_sent_job(job: Job) -> dict[str, Any]:
     """Run a job that another process planned, whose code this process has imported after it, as :func:`run_job`."""
-    return run_job(with_task(job), check=lambda one: check_code(one.task, one.method, one.conditions))
+    return run_job(with_task(job), check=lambda one: check_code(one.task, one.method, one.conditions, one.sources))
 
 
 def run_job(job: Job, *, check: Callable[[Job], None] | None = None) -> dict[str, Any]:

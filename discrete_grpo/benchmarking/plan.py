@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from discrete_grpo.benchmarking import checks
+from discrete_grpo.benchmarking.conditions import sources_of
 from discrete_grpo.benchmarking.existing_rows import OWN, check_other_rows, is_done, notes_on_rows, row_conditions
 from discrete_grpo.benchmarking.facts import circumstances, policy_facts
 from discrete_grpo.benchmarking.folder import SCORES_FILE, benchmark_folder
@@ -126,6 +127,7 @@ def make_plan(request: Request) -> Plan:
             conditions=row_conditions(home, task, method, budget, facts, made["version"]),
             made=made,
             workers=max(1, usable_cores() // request.jobs),
+            sources=sources_of(task, method) if home == OWN or method.name not in METHODS else {},
         )
         for seed in request.seeds
         for task, home in homes

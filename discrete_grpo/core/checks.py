@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import fields
 from functools import cache
 from numbers import Integral, Real
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
@@ -272,6 +272,8 @@ def check_folder_name(name: str, value: object) -> None:
     """
     if not isinstance(value, str | PurePath) or not str(value).strip():
         raise ValueError(f"{name}: {value!r}, expected the name of a folder to make")
+    if str(value).partition("/")[0] == "~":  # the shell replaces it at the start of a word only
+        raise ValueError(f"{name}: {str(value)!r}, expected a path without ~, such as {str(Path(value).expanduser())!r}")
 
 
 def check_switch(name: str, value: object) -> None:

@@ -90,6 +90,9 @@ NO_FIELD = {
 }
 
 
+MISSPELT = 0.85
+"""Similarity from which a name is taken for a misspelt one of nested settings, which have many names."""
+
 OF_SOME = {"log_steps": "logging_steps log_every", "device": "cuda gpu"}
 """Options that only some settings have, and names of :data:`NO_FIELD` that mean them there."""
 
@@ -206,6 +209,8 @@ def check_keywords(given: Iterable[str], known: Sequence[str], groups: Mapping[s
 def _told(name: str, known: Sequence[str], inner: Mapping[str, tuple[str, str]]) -> str:
     """The text of an error about an unknown name; ``inner`` has the settings within each setting: field -> its place and class."""
     near = None if name in NO_FIELD else nearest_name(name, [*known, *inner], 0.7)
+    if near is not None and near in inner and nearest_name(name, [near], MISSPELT) is None:
+        near = nearest_name(name, known, 0.7)
     right = _renamed(name, known) or _renamed(name, list(inner)) or near
     if right is not None and right in inner:
         field_name, class_name = inner[right]

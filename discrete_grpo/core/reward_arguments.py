@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -95,7 +95,7 @@ def checked_reward(given: Any) -> Any:
     """
     if callable(given):
         return given
-    several = None if isinstance(given, str) or not isinstance(given, Iterable) else list(given)
+    several = None if isinstance(given, str | Mapping) or not isinstance(given, Iterable) else list(given)
     if several is None or not all(map(callable, several)):
         names = [one for one in ([given] if isinstance(given, str) else several or ()) if isinstance(one, str)]
         hint = f"; names such as {names[0]!r} are for the command line, in Python import the function" if names else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Set
+from itertools import islice
 from typing import Any
 
 from torch import Tensor, nn
@@ -11,6 +12,8 @@ __all__ = ["check_registered", "unregistered"]
 
 REGISTERED = frozenset({"_parameters", "_buffers", "_modules"})
 """Attributes of a module in which torch itself keeps tensors and modules."""
+MOST = 10_000
+"""Number of values in an attribute that are looked at."""
 
 
 def check_registered(argument: str, module: nn.Module) -> None:
@@ -44,10 +47,16 @@ def unregistered(module: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _hidden(value: Any, known: Set[int]) -> bool:
-    if isinstance(value, Tensor):
-        return value.requires_grad and value.is_leaf and id(value) not in known
-    if isinstance(value, nn.Module):  # one that was put there by object.__setattr__
-        return any(_hidden(x, known) for x in value.parameters())
-    if isinstance(value, Mapping):
-        return any(_hidden(x, known) for x in value.values())
-    return isinstance(value, list | tuple | set) and any(_hidden(x, known) for x in value)
+    """Whether a value holds a trainable weight that is not known, also in lists and mappings, of which the first parts are read."""
+    waiting, seen, left = [value], set[int](), MOST
+    while waiting and (left := left - 1):
+        one = waiting.pop()
+        if isinstance(one, Tensor):
+            if one.requires_grad and one.is_leaf and id(one) not in known:
+                return True
+        elif isinstance(one, nn.Module):  # one that was put there by object.__setattr__, or in a list
+            waiting += islice(one.parameters(), left)
+        elif isinstance(one, dict | list | tuple | set) and id(one) not in seen:
+            seen.add(id(one))
+            waiting += islice(one.values() if isinstance(one, dict) else one, left)
+    return False

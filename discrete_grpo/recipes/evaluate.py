@@ -79,7 +79,7 @@ def evaluate(
         raise ValueError(f"samples: {samples!r}, expected a list of samples or the name of a file")
     if not isinstance(samples, str | Path | Sequence):
         samples = list(samples)
-    check_options(options, FileOptions)
+    check_options(options, FileOptions, also=("kind",))
     if isinstance(samples, str | Path):
         _check_no_run("samples", samples)
         family = KINDS[kind]({}) if kind else _recognised(samples, options.get("max_bytes", MAX_BYTES))

@@ -177,7 +177,7 @@ def train(
     Raises:
         ValueError: for a setting out of its range, or if ``output_dir`` holds another run and ``resume`` is false.
     """
-    check_options(settings, TrainRecipe, also=FUNCTIONS)
+    check_options(settings, TrainRecipe, also=(*FUNCTIONS, "resume"))
     if policy is None:
         raise ValueError("policy: None, expected a name or a policy")
     check_folder_name("output_dir", output_dir)

@@ -13,6 +13,7 @@ import os
 import sqlite3
 import threading
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -93,7 +94,6 @@ class Ledger:
     Attributes:
         asked: number of samples passed to :meth:`score` of this object, repeats and invalid ones included.
         invalid: number of invalid ones among them.
-        scoring: the reward that is being computed, None outside of :meth:`score`.
         owners: maps a name to the only reward that may have it, so that scores of different rewards are not mixed.
 
     Args:
@@ -124,7 +124,7 @@ class Ledger:
             check_whole("max_oracle_calls", max_oracle_calls, least=1, note=" or None")
         self.key, self.max_oracle_calls, self.cache, self.rank = key, max_oracle_calls, cache, rank
         self.asked = self.invalid = 0
-        self.scoring: Reward | None = None
+        self._active = Counter[int]()
         self.owners: dict[str, Reward] = {}
         self._named: dict[str, Reward] = {}
         if path is not None:
@@ -152,6 +152,14 @@ class Ledger:
     def exhausted(self) -> bool:
         """Whether the budget is used up."""
         return self.max_oracle_calls is not None and self.calls >= self.max_oracle_calls
+
+    def is_scoring(self, reward: Reward) -> bool:
+        """Whether a reward is being computed by :meth:`score`."""
+        return self._active[id(reward)] > 0
+
+    def _count(self, reward: Reward, change: int) -> None:
+        with self._lock:
+            self._active[id(reward)] += change
 
     def calls_by_reward(self) -> dict[str, int]:
         """Number of calls per reward: different valid samples that it was to score."""
@@ -206,7 +214,7 @@ class Ledger:
 
         Raises:
             RewardError: as :func:`discrete_grpo.core.scoring.score_one`, if the file cannot be written, and in a copy of this
-                process (fork), whose calls this object would not see. Threads take turns.
+                process (fork), whose calls this object would not see. Threads can score at the same time.
             BudgetExhausted: if there is a new sample and the budget was used up in earlier turns.
             ValueError: if there are not as many sources as samples, a reward has a name that another one owns, or the name of
                 another one that was scored before.
@@ -224,28 +232,18 @@ class Ledger:
             told = f"ledger: opened in process {self._process} and used in process {os.getpid()}, whose calls it would not count"
             raise RewardError(f"{told}; score in the first one, or open Ledger(path) in each")
         named = list(zip(reward_names(rewards), rewards, strict=True))
-        with self._lock:
-            return self._turn(named, samples, columns, sources)
-
-    def _turn(
-        self,
-        named: Sequence[tuple[str, Reward]],
-        samples: Sequence[Any],
-        columns: Mapping[str, Sequence[Any]] | None,
-        sources: Sequence[str],
-    ) -> Float[Tensor, "batch reward"]:
-        """Score every sample by every reward with these names, as one turn."""
         for name, reward in named:
             if self.owners.get(name, reward) is not reward:
                 raise ValueError(f"rewards: {name!r} is the name of the task, expected the task that was given, or another name")
             check_same_reward(name, self._named.setdefault(name, reward), reward)
-        self.turn += 1
         reserve(len(samples))  # the next scoring or metric of these samples finds their molecules parsed
         keys = [self.key(sample) for sample in samples]
-        self.asked, self.invalid = self.asked + len(keys), self.invalid + keys.count(None)
-        paid, spent = self._claim(keys, sources)
+        with self._lock:  # a reward may score by the same ledger, also in threads of its own, so that they are computed without it
+            self.turn += 1
+            self.asked, self.invalid = self.asked + len(keys), self.invalid + keys.count(None)
+            paid, spent = self._claim(keys, sources)
         rows = [k for k, key in enumerate(keys) if key is None or key in paid]
-        result = torch.full((len(samples), len(named)), torch.nan, dtype=torch.float64)
+        result = torch.full((len(samples), len(rewards)), torch.nan, dtype=torch.float64)
         picked = {name: [values[k] for k in rows] for name, values in (columns or {}).items()}
         for j, (name, reward) in enumerate(named):
             found = self._scored(name, reward, [samples[k] for k in rows], [keys[k] for k in rows], picked)
@@ -283,11 +281,11 @@ class Ledger:
         values = [math.nan] * len(samples)
         if todo:
             picked = {column: [given[k] for k in todo] for column, given in columns.items()}
-            self.scoring = reward
+            self._count(reward, 1)
             try:
                 found = score_one(reward, [samples[k] for k in todo], picked, name=name).tolist()
             finally:
-                self.scoring = None
+                self._count(reward, -1)
             for k, value in zip(todo, found, strict=True):
                 values[k] = value
         new = {key: values[k] for k in todo if (key := ids[k]) is not None and not math.isnan(values[k])}

@@ -26,7 +26,7 @@ from typing import Any, Protocol, cast, overload, runtime_checkable
 from rdkit import Chem
 from rdkit.rdBase import BlockLogs
 
-from discrete_grpo.core.checks import check_function, check_range, check_whole
+from discrete_grpo.core.checks import check_function, check_range, check_whole, signature_of
 from discrete_grpo.core.reward_arguments import check_forgets, reward_name
 from discrete_grpo.core.row_conditions import RowConditions
 from discrete_grpo.core.scoring import score_one
@@ -102,6 +102,8 @@ def molecule_reward(score: Callable[..., float | None] | None = None, *, invalid
 
 
 def _molecule_reward(score: Callable[..., float | None], invalid: float | None) -> MoleculeReward:
+    if callable(score) and list(getattr(signature_of(score), "parameters", ()))[:1] == ["self"]:
+        raise ValueError("score: a method, expected a function; molecule_reward(object.method) makes a reward of one object's")
     conditions = RowConditions.of(score) if callable(score) else RowConditions()
     check_function("score", score, "one RDKit molecule", 1, **dict.fromkeys(conditions.required))
     given = as_given_to(score)

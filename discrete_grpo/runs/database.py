@@ -75,7 +75,7 @@ class Database:
     ) -> None:
         self.path = None if path is None else Path(path)
         self.tables, self.added, self.functions = dict(tables), dict(added or {}), dict(functions or {})
-        self._lock = threading.RLock()  # threads take turns, as the connection has one transaction at a time
+        self._lock, self._process = threading.RLock(), os.getpid()  # a connection has one transaction at a time
         self._connection = self._open()
 
     def _open(self) -> sqlite3.Connection:
@@ -192,6 +192,8 @@ class Database:
         self._connection = connection
 
     def _transaction(self, begin: str, work: Callable[[sqlite3.Connection], T]) -> T:
+        if os.getpid() != self._process:  # a forked copy, in which nobody would release the lock of another thread
+            self._lock, self._process = threading.RLock(), os.getpid()
         with self._lock:
             connection = self._connection
             try:

@@ -79,7 +79,7 @@ def check_unused(folder: str | os.PathLike[str], own: Sequence[str] = ()) -> Non
     """
     found = [name for name in _RESULTS if name not in own and (Path(folder) / name).exists()]
     if found:
-        wanted = "expected a folder without them; name another folder or remove these"
+        wanted = "expected a folder without them; name another folder or remove these, or go on with it (resume)"
         raise ValueError(f"output_dir: {os.fspath(folder)} holds results of another run ({', '.join(found)}), {wanted}")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -13,13 +14,13 @@ from discrete_grpo.core.processes import is_first
 
 __all__ = ["locked_folder"]
 
-_HELD: dict[Path, int] = {}
-"""Folders that this process has locked, with the handles of the locks."""
+_HELD: dict[Path, tuple[int, int]] = {}
+"""Folders that this process has locked, with the handles of the locks and the threads that hold them."""
 
 
 def _forget() -> None:
     """Release the locks in a forked child, which may outlive the run of its parent."""
-    for handle in _HELD.values():
+    for handle, _ in _HELD.values():
         with suppress(OSError):
             os.close(handle)
     _HELD.clear()
@@ -37,10 +38,13 @@ def locked_folder(folder: str | os.PathLike[str]) -> Iterator[None]:
     several processes, the first one holds the lock. On Windows and file systems without locks, nothing is refused.
 
     Raises:
-        ValueError: if another process works there.
+        ValueError: if another process works there, or another thread of this one.
     """
     path = Path(folder).absolute()
-    if sys.platform == "win32" or not is_first() or path in _HELD:
+    held = _HELD.get(path)
+    if held is not None and held[1] != threading.get_ident():
+        raise ValueError(f"output_dir: another thread is working in {path}, expected one at a time")
+    if sys.platform == "win32" or not is_first() or held is not None:
         yield
         return
     made = [parent for parent in (path, *path.parents) if not parent.exists()]
@@ -73,7 +77,7 @@ def _locked(path: Path) -> int | None:
         if error.errno in (errno.EWOULDBLOCK, errno.EAGAIN):
             raise ValueError(f"output_dir: another process is working in {path}, expected one at a time") from error
         return None
-    _HELD[path] = handle
+    _HELD[path] = handle, threading.get_ident()
     return handle
 
 

@@ -8,16 +8,22 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
+import random
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from types import UnionType
 from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from discrete_grpo.core.checks import check_samples, signature_of
+from discrete_grpo.core.rollout import as_module
+from discrete_grpo.core.seeding import seeded
 from discrete_grpo.core.unregistered import check_registered
 from discrete_grpo.runs.adapters import merged_tensors
 
@@ -91,12 +97,14 @@ def describe(obj: Any) -> Any:
 def check_savable(argument: str, obj: Any) -> None:
     """Check that an object, and the objects in it, can be written to a checkpoint and built again from it.
 
-    A module is built once, without weights if its classes allow that, and compared with the one given. Classes without an import
-    path, as in a console, can be trained but not loaded, so such a module is not built.
+    A module is built once more and compared with the one given. Classes without an import path, as in a console, can be trained
+    but not loaded, so such a module is not built.
 
     Raises:
         TypeError: naming the argument, the class, and what ``init_args`` lacks or the attribute whose weights torch does not find.
     """
+    if isinstance(obj, nn.Module):
+        as_module(cast(Any, obj))
     try:
         described = describe(obj)
     except TypeError as error:
@@ -109,7 +117,7 @@ def check_savable(argument: str, obj: Any) -> None:
 
 def _check_rebuilt(argument: str, module: nn.Module, described: Any) -> None:
     """Raise TypeError unless the module that is built from a description has weights of the same names and shapes."""
-    if (again := _built(argument, described)) is None:
+    if (again := _built(described)) is None:
         return
     given, found = _shapes(module), _shapes(again)
     wrong = [f"{name} {shape} becomes {found.get(name, 'nothing')}" for name, shape in given.items() if found.get(name) != shape]
@@ -120,8 +128,8 @@ def _check_rebuilt(argument: str, module: nn.Module, described: Any) -> None:
         raise TypeError(f"{told}; expected init_args to give all arguments that determine them, since checkpoints are loaded so")
 
 
-def _built(argument: str, described: Any) -> nn.Module | None:
-    """The module that a description gives; None if one of its classes cannot be imported."""
+def _built(described: Any) -> nn.Module | None:
+    """The module that a description gives; None if one of its classes cannot be imported, or raises."""
     paths = set(_class_paths(described))
     try:
         for path in paths:
@@ -129,14 +137,24 @@ def _built(argument: str, described: Any) -> nn.Module | None:
     except CheckpointError:
         return None
     trusted = sorted({path.split(".")[0] for path in paths})
-    with torch.random.fork_rng(devices=[]):
-        with contextlib.suppress(Exception), torch.device("meta"):  # some constructors read the tensors that they make
-            return cast(nn.Module, build(described, trusted))
+    with _random_states_kept(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         try:
             return cast(nn.Module, build(described, trusted))
-        except CheckpointError as error:
-            told = str(error).removeprefix("class_path: ")
-            raise TypeError(f"{argument}: {told}; expected init_args that build it again, as checkpoints are loaded so") from error
+        except CheckpointError:  # a constructor may refuse to run twice in a process, and another process can load it
+            return None
+
+
+@contextlib.contextmanager
+def _random_states_kept() -> Iterator[None]:
+    """Restore the random states of torch, Python and numpy after the block."""
+    python, arrays = random.getstate(), np.random.get_state()  # noqa: NPY002
+    with seeded(0):
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(arrays)  # noqa: NPY002
 
 
 def _class_paths(described: Any) -> Iterator[str]:
@@ -150,7 +168,9 @@ def _class_paths(described: Any) -> Iterator[str]:
 
 
 def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(x.shape) for name, x in merged_tensors(module.state_dict(), module).items()}
+    """Shapes of the tensors of a state dict that have one; those of lazy modules have none before the first call."""
+    tensors = merged_tensors(module.state_dict(), module).items()
+    return {name: tuple(x.shape) for name, x in tensors if isinstance(x, Tensor) and not is_lazy(x)}
 
 
 def check_init_args(argument: str, obj: Any) -> None:

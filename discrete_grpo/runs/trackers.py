@@ -329,6 +329,8 @@ def open_trackers(
         ImportError: if a package is missing.
     """
     found: dict[str, Tracker] = {}
+    if isinstance(report_to, str):
+        raise ValueError(f"report_to: {report_to!r}, expected a list of names, such as [{report_to!r}]")
     for name in report_to:
         if name == "tensorboard":
             found[name] = TensorBoard(folder / "tensorboard", picture=picture)

@@ -331,7 +331,7 @@ def _not_stored(name: str, law: Law, case: Case) -> str:
     for prefix, part in case.module.named_modules():
         for attribute, value in vars(part).items():
             other = vars(loaded[prefix]).get(attribute)
-            if isinstance(value, torch.Tensor) and isinstance(other, torch.Tensor) and not same(value, other):
+            if isinstance(value, torch.Tensor) and isinstance(other, torch.Tensor) and not same(value.cpu(), other.cpu()):
                 path = f"{prefix}.{attribute}".removeprefix(".")
                 return f"the tensor {path} is no part of a checkpoint, and the loaded policy has another one: use register_buffer"
     return ""

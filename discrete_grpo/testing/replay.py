@@ -117,7 +117,7 @@ def replayable(case: Case) -> Measured | Skip:
     found["finite log-probs"] = bool(scores.logp[scores.mask].isfinite().all())
     if not chosen and not drawn.columns:
         if _many_to_one(case):
-            found["samples as frequent as the trajectories that rollout_of gives them"] = _frequent(case, own)
+            found["probabilities of the trajectories of different samples sum to at most 1"] = _possible(case, own)
         else:
             logp = scores.logp.sum((-2, -1))
             found["log-probs of the draw (nothing was drawn from the generator)"] = gap(logp, drawn.logp.sum(-1)) <= case.close
@@ -145,15 +145,12 @@ def _equal(samples: Sequence[Any]) -> dict[str, list[int]]:
     return rows
 
 
-def _frequent(case: Case, own: Replayable) -> bool:
-    """Whether no sample is rarer among draws than one of its trajectories should be: N(x) >= N π(τ(x)), within 5 deviations."""
+def _possible(case: Case, own: Replayable) -> bool:
+    """Whether the trajectories of different samples, which exclude each other, have probabilities that sum to at most 1."""
     drawn = case.many()
-    rows = [b for b in _equal(drawn.samples).values() if own.can_draw(drawn.samples[b[0]])]
-    made = own.rollout_of([drawn.samples[b[0]] for b in rows], generator=case.generator(9))
-    chance = case.replay(made).logp.sum((-2, -1)).double().exp().cpu()
-    count = torch.tensor([float(len(b)) for b in rows])
-    deviation = (len(drawn) * chance * (1 - chance)).clamp_min(0).sqrt()
-    return bool((count >= len(drawn) * chance - 5 * deviation).all()) and float(chance.sum()) <= 1 + case.close
+    samples = [drawn.samples[rows[0]] for rows in _equal(drawn.samples).values() if own.can_draw(drawn.samples[rows[0]])]
+    logp = case.replay(own.rollout_of(samples, generator=case.generator(9))).logp
+    return float(logp.sum((-2, -1)).double().exp().sum()) <= 1 + case.close
 
 
 def _classes(case: Case, rollout: Rollout) -> list[tuple[int, torch.dtype]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
@@ -19,7 +20,7 @@ from discrete_grpo.core.own_surrogate import SurrogateFunc, own_surrogate
 from discrete_grpo.core.precision import place
 from discrete_grpo.core.processes import started_processes
 from discrete_grpo.core.reward_arguments import remembers, reward_names
-from discrete_grpo.core.rollout import Policy, Reward, Rollout, is_scorer
+from discrete_grpo.core.rollout import Policy, Reward, Rollout, as_module, is_scorer
 from discrete_grpo.core.scoring import shown_value
 from discrete_grpo.core.unregistered import check_registered
 from discrete_grpo.runs.serialization import check_savable, describe
@@ -45,7 +46,7 @@ FIRST_STEPS = 4
 MAX_OFF = 0.05
 """Largest accepted difference between the sum of a table and 1; tables in bfloat16 stay within it."""
 WIDE = (torch.float32, torch.float64)
-"""Types of log-probs; ratios of ones in 16 bits would be off by more than the clip range."""
+"""Types of log-probs whose ratios are exact enough; 16 bits leave an error of the size of the clip range."""
 SURROGATE_FIELDS = ("epsilon", "epsilon_high", "delta", "sapo_temperature_pos", "sapo_temperature_neg")
 
 
@@ -113,11 +114,19 @@ def check_given(
         raise ValueError(f"timestep_chunk: {config.timestep_chunk}, expected none with importance_sampling_level sequence")
     check_conditions(columns)
     _check_followed(policy, columns)
-    (check_savable if stores else check_registered)("policy", policy)
+    _check_weights(policy, stores)
     _check_storable(columns if stores else None, config)
     for name, reward in zip(reward_names(rewards), rewards, strict=True):
         if processes > 1 and remembers(reward):
             raise ValueError(f"reward {name}: remembers samples, expected one that does not with several processes")
+
+
+def _check_weights(policy: Any, stores: bool) -> None:
+    """Check that the weights of a policy can be trained, and stored where checkpoints are written."""
+    module = as_module(policy)
+    if any(p.dtype == torch.float16 and p.requires_grad for p in module.parameters()):  # Adam's epsilon is 0 in float16
+        raise ValueError("policy: it has weights in float16 to train, expected float32 (policy.float()); bf16=True saves time then")
+    (check_savable if stores else check_registered)("policy", module)
 
 
 def _check_followed(policy: Any, columns: Sequence[Mapping[str, Any]] | None) -> None:
@@ -267,8 +276,8 @@ def _check_sites(sites: Any, name: str, shape: tuple[int, ...]) -> None:
             told = f"policy: {name} returned tables of {tuple(part.shape[:2])} trajectories and steps"
             raise ValueError(f"{told}, expected {shape}: of the steps asked for")
         if isinstance(part, Sites) and part.log_probs.dtype not in WIDE:
-            told = f"policy: {name} returned log_probs of type {part.log_probs.dtype}"
-            raise ValueError(f"{told}, expected float32 or float64: convert the logits before log_softmax")
+            told = f"policy: {name} returned log_probs of type {part.log_probs.dtype}, which is too coarse for ratios"
+            warnings.warn(f"{told}; convert the logits to float32 before log_softmax", RuntimeWarning, stacklevel=2)
 
 
 def _check_gradient(logp: Tensor, name: str) -> None:

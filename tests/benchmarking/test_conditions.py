@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from discrete_grpo.benchmarking import runner
+from discrete_grpo.benchmarking.conditions import check_files, check_policy
 from discrete_grpo.benchmarking.jobs import run_job
 from discrete_grpo.benchmarking.method import Method
 from discrete_grpo.benchmarking.plan import Request, make_plan
@@ -65,6 +66,36 @@ def test_an_edit_between_two_jobs_costs_the_second_its_row(change: str, what: st
     assert f"2/2 share, chains, seed 1: failed: ValueError: {what}: changed while the benchmark ran ({what}_source was " in said
 
 
+UNEDITED = """
+from discrete_grpo import Task
+
+KNOWN = list({"C", "N", "O", "S", "P", "F"})  # in another order in each process
+MEMO = {}
+
+
+def share(mol):
+    assert mol is not None
+    return MEMO.setdefault(mol.GetNumAtoms(), min(1.0, sum(a.GetSymbol() in KNOWN for a in mol.GetAtoms()) / 20))
+
+
+def chains(task, policy, ledger, seed):
+    'Chains.'
+    ledger.score([task], ["C" * (k + 1) for k in range(10)])
+
+
+TASK = Task("share", "toy", "share of 20 atoms", "", share)
+TASK(["CC"])
+"""
+
+
+def test_code_that_looks_different_in_another_process_is_no_edit(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(UNEDITED, encoding="utf-8")
+    command = [sys.executable, "-O", "-m", "discrete_grpo.cli", "benchmark", "pmo", "--tasks=[own:TASK]", "--methods=[own:chains]"]
+    command += ["--budget=50", "--seeds=[0]", "--output_dir=out"]
+    done = subprocess.run(command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    assert not done.returncode, done.stdout + done.stderr
+
+
 def _writes_its_file(task: Any, policy: Any, ledger: Any, seed: int, *, notes: str) -> None:
     walk(task, policy, ledger, seed)
     with Path(notes).open("a", encoding="utf-8") as file:
@@ -78,6 +109,12 @@ def test_a_file_that_changes_costs_the_row(tmp_path: Path, monkeypatch: pytest.M
     method = Method("writes", "writes its file", "", _writes_its_file, settings={"notes": str(file)}, needs_policy=False)
     [failed] = benchmark([CARBONS], methods=[method], output_dir=tmp_path / "out", **ASKED).failed
     assert failed["error"].startswith("ValueError: notes: changed while the benchmark ran (notes_sha256 was ")
+    planned = {"notes_sha256": "0123456789abcdef"}
+    file.unlink()
+    with pytest.raises(
+        ValueError, match=r"^notes: changed while the benchmark ran \(notes_sha256 was 0123456789abcdef and is None"
+    ):
+        check_files(method, planned)
 
 
 def test_a_policy_that_changes_costs_the_row(tmp_path: Path) -> None:
@@ -87,6 +124,9 @@ def test_a_policy_that_changes_costs_the_row(tmp_path: Path) -> None:
     other = {**job.conditions, "policy_sha256": "0123456789abcdef"}
     with pytest.raises(ValueError, match=r"^policy: changed while the benchmark ran \(policy_sha256 was 0123456789abcdef and is "):
         run_job(replace(job, conditions=other))
+    check_policy({"name": "my:make", "sha256": "1", "settings_sha256": "2"}, {"policy_sha256": "3"})  # a new one, not compared
+    with pytest.raises(ValueError, match=r"^policy: changed"):
+        check_policy({"name": "my:Class@runs/a", "sha256": "1", "settings_sha256": "2"}, {"policy_sha256": "3"})
 
 
 def _leaves(task: Any, policy: Any, ledger: Any, seed: int) -> None:

@@ -105,7 +105,7 @@ def test_a_policy_that_draws_a_sample_in_several_ways_passes() -> None:
     [
         (twins.SpellsWithoutStop, "log-probs of the draw"),
         (twins.DecodesWithoutStop, "log-probs of the draw"),
-        (twins.AnagramsWithoutStop, "samples as frequent as the trajectories"),
+        (twins.AnagramsWithoutStop, "sum to at most 1"),
         (twins.SpellsTheFirst, "samples as given"),
     ],
 )

@@ -67,6 +67,8 @@ def pretrain(
         ValueError: for ``data`` or a ``network`` that does not fit, or one with another recipe.
         TypeError: for anything but a recipe of pretraining.
     """
+    if isinstance(recipe, type):
+        raise TypeError(f"recipe: the class {recipe.__name__}, expected an instance, such as {recipe.__name__}()")
     if not hasattr(recipe, "output_dir"):
         raise TypeError(f"recipe: {type(recipe).__name__}, expected a recipe of pretraining such as PretrainRecipe")
     check_folder_name("output_dir", recipe.output_dir)
