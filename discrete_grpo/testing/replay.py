@@ -117,7 +117,7 @@ def replayable(case: Case) -> Measured | Skip:
     found["finite log-probs"] = bool(scores.logp[scores.mask].isfinite().all())
     if not chosen and not drawn.columns:
         if _many_to_one(case):
-            found["probabilities of the trajectories of different samples sum to at most 1"] = _possible(case, own)
+            found["probabilities of the trajectories of different samples sum to at most 1"] = _possible(case)
         else:
             logp = scores.logp.sum((-2, -1))
             found["log-probs of the draw (nothing was drawn from the generator)"] = gap(logp, drawn.logp.sum(-1)) <= case.close
@@ -145,9 +145,9 @@ def _equal(samples: Sequence[Any]) -> dict[str, list[int]]:
     return rows
 
 
-def _possible(case: Case, own: Replayable) -> bool:
+def _possible(case: Case) -> bool:
     """Whether the trajectories of different samples, which exclude each other, have probabilities that sum to at most 1."""
-    drawn = case.many()
+    own, drawn = cast(Replayable, case.policy), case.many()
     samples = [drawn.samples[rows[0]] for rows in _equal(drawn.samples).values() if own.can_draw(drawn.samples[rows[0]])]
     logp = case.replay(own.rollout_of(samples, generator=case.generator(9))).logp
     return float(logp.sum((-2, -1)).double().exp().sum()) <= 1 + case.close
