@@ -199,7 +199,7 @@ def test_all_processes_begin_with_the_weights_and_buffers_of_the_first(tmp_path:
     copied: list[torch.Tensor] = []
     monkeypatch.setattr(ProcessGroup, "copy_from_first", lambda self, tensors: copied.extend(tensors))
     policy, data = FAMILIES["graphs"](torch.float64)
-    policy.register_buffer("frequencies", torch.rand(3))
+    policy.register_buffer("frequencies", torch.rand(3), persistent=False)
     Pretrainer(policy, data, CONFIG, tmp_path)
     assert {id(x) for x in copied} == {id(x) for x in [*policy.parameters(), *policy.buffers()]}
 
