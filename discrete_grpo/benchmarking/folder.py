@@ -9,7 +9,19 @@ from discrete_grpo.core.json_files import read_json
 from discrete_grpo.runs.console import print_notes
 from discrete_grpo.runs.folder import BENCHMARK, RUN, check_free, check_unused
 
-__all__ = ["CALLS", "FAILED", "PAGE", "PLAN", "RESULTS", "ROW", "SCORES_FILE", "TABLE", "benchmark_folder", "no_benchmark"]
+__all__ = [
+    "CALLS",
+    "FAILED",
+    "PAGE",
+    "PLAN",
+    "RESULTS",
+    "ROW",
+    "SCORES_FILE",
+    "TABLE",
+    "benchmark_folder",
+    "has_rows",
+    "no_benchmark",
+]
 
 PLAN, SCORES_FILE = BENCHMARK, "scores.sqlite"
 RESULTS, TABLE, PAGE = "results.json", "results.md", "results.html"
@@ -30,7 +42,7 @@ def benchmark_folder(given: str | Path, suite: str) -> Path:
         )
     if before is None and (folder / RUN).exists():
         raise ValueError(f"output_dir: {folder} holds a run of another kind, expected a benchmark or another folder")
-    if before is None and _has_rows(folder):
+    if before is None and has_rows(folder):
         if _has_entries(folder):
             raise ValueError(no_benchmark(folder))
         told = f"{PLAN}: missing or damaged, and begun anew; rows in {folder / 'jobs'} are kept"
@@ -42,7 +54,8 @@ def benchmark_folder(given: str | Path, suite: str) -> Path:
     return folder
 
 
-def _has_rows(folder: Path) -> bool:
+def has_rows(folder: Path) -> bool:
+    """Whether a folder holds a row of a benchmark."""
     return next(folder.glob(f"jobs/*/*/*/*/{ROW}"), None) is not None
 
 
@@ -54,7 +67,7 @@ def _has_entries(folder: Path) -> bool:
 def no_benchmark(folder: Path) -> str:
     """Error message for a folder without a readable ``benchmark.json``, with a way to restore the file."""
     told = f"{PLAN} is {'damaged' if (folder / PLAN).exists() else 'missing'}"
-    if not _has_rows(folder):
+    if not has_rows(folder):
         return f"output_dir: {folder} holds no benchmark ({told})"
     wanted = f"put {PLAN} back or run the benchmark again"
     if _has_entries(folder):

@@ -11,7 +11,6 @@ import contextlib
 import gzip
 import math
 import os
-import random
 import shutil
 import time
 import traceback
@@ -31,6 +30,7 @@ from discrete_grpo.core.csv_cells import csv_text
 from discrete_grpo.core.error_place import error_place
 from discrete_grpo.core.json_files import write_json
 from discrete_grpo.core.reward_values import same_folder
+from discrete_grpo.domains.global_random import seeded_everywhere
 
 if TYPE_CHECKING:
     from discrete_grpo.rewards.ledger import Ledger
@@ -128,9 +128,9 @@ def run_job(job: Job, *, check: Callable[[Job], None] | None = None) -> dict[str
     try:
         if check is not None:
             check(job)
-        with _seeded(0):  # loading may draw random numbers; the method is seeded afterwards
+        with seeded_everywhere(0):  # loading may draw random numbers; the method is seeded afterwards
             policy = _policy(job)
-        with _seeded(job.seed), _ledger(job) as ledger:
+        with seeded_everywhere(job.seed), _ledger(job) as ledger:
             stopped = _optimise(job, policy, ledger)
             check_files(job.method, job.conditions)
             spent = {"wall_seconds": round(time.perf_counter() - wall, 2), "cpu_seconds": round(_cpu_seconds() - cpu, 2)}
@@ -210,24 +210,6 @@ def _ledger(job: Job) -> Iterator[Ledger]:
     key = sample_key(job.task.kind)
     with open_ledger(job.folder, key, max_oracle_calls=job.budget, reward_cache=str(job.cache)) as ledger:
         yield ledger
-
-
-@contextlib.contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """Seed the global generators for methods that use them, and restore them."""
-    import numpy as np
-
-    from discrete_grpo.core.seeding import seeded
-
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
-    random.seed(seed)
-    np.random.seed(seed)  # noqa: NPY002
-    try:
-        with seeded(seed):
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)  # noqa: NPY002
 
 
 def _finish(job: Job, ledger: Ledger, more: dict[str, Any]) -> dict[str, Any]:

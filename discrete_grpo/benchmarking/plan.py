@@ -127,7 +127,7 @@ def make_plan(request: Request) -> Plan:
             conditions=row_conditions(home, task, method, budget, facts, made["version"]),
             made=made,
             workers=max(1, usable_cores() // request.jobs),
-            sources=sources_of(task, method) if home == OWN or method.name not in METHODS else {},
+            sources=sources_of(task, method),
         )
         for seed in request.seeds
         for task, home in homes

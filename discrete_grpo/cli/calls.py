@@ -12,6 +12,7 @@ from discrete_grpo.cli.importing import value_at
 from discrete_grpo.cli.listing import print_list
 from discrete_grpo.cli.runs import resume
 from discrete_grpo.cli.working_folder import append_working_folder, names_class
+from discrete_grpo.core.checks import check_folder_name
 from discrete_grpo.runs.folder import BENCHMARK, METRICS, OPTIMISED, RUN, SEARCH
 
 __all__ = ["call"]
@@ -75,8 +76,7 @@ def _preprocess(given: dict[str, Any]) -> None:
     given = {name: value for name, value in given.items() if value is not None}  # null: the default
     kept = {name: given[name] for name in ("form", "scaffold", "max_atoms", "smiles_column", "shard_lines") if name in given}
     options = ShardOptions(properties=tuple(given.get("properties", ())), **kept)
-    if not given["output_dir"].strip():
-        raise UsageError(f"output_dir: {given['output_dir']!r}, expected the name of a folder to make")
+    check_folder_name("output_dir", given["output_dir"])
     limits = {name: given[name] for name in ("max_broken", "max_bytes", "jobs") if name in given}
     preprocess(given["data"], given["output_dir"], options, **limits)
 
@@ -123,10 +123,11 @@ def _named(option: str, names: list[str] | None, fits: Callable[[Any], bool], wa
 
 
 def _report(folder: Path) -> None:
+    from discrete_grpo.benchmarking.folder import has_rows
     from discrete_grpo.recipes.families import run_family
     from discrete_grpo.runs.report.report import write_report
 
-    if (folder / BENCHMARK).is_file() or next(folder.glob("jobs/*/*/*/*/row.json"), None) is not None:
+    if (folder / BENCHMARK).is_file() or has_rows(folder):
         from discrete_grpo.benchmarking.runner import write_files
 
         print(write_files(folder).page)
@@ -141,8 +142,7 @@ def _import(given: dict[str, Any]) -> None:
     from discrete_grpo.importers import import_checkpoint
     from discrete_grpo.runs.checkpoint import load_metadata
 
-    if not given["out"].strip():
-        raise UsageError(f"out: {given['out']!r}, expected the name of a folder to make")
+    check_folder_name("out", given["out"])
     options = {name: given[name] for name, *_ in IMPORT_OPTIONS if given[name] is not None}
     try:
         folder = import_checkpoint(given["checkpoint"], given["from"], given["out"], **options)

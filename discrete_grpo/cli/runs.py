@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from discrete_grpo.cli.changes import check_changes, written
 from discrete_grpo.cli.commands import RUNS, UsageError, recipe_of
 from discrete_grpo.cli.working_folder import append_working_folder, names_class
+from discrete_grpo.core.checks import check_folder_name
 from discrete_grpo.core.processes import is_first
 from discrete_grpo.runs.folder import BENCHMARK, CONFIG, LEDGER, METRICS, OPTIMISED, RUN, check_free, check_unused
 
@@ -52,8 +53,7 @@ def start(command: str, arguments: Sequence[str]) -> None:
     from discrete_grpo.recipes.failed_runs import withdrawn_on_failure
 
     recipe, settings = _parsed(command, arguments)
-    if not recipe.output_dir.strip():
-        raise UsageError(f"output_dir: {recipe.output_dir!r}, expected the name of a folder to make")
+    check_folder_name("output_dir", recipe.output_dir)
     folder = Path(recipe.output_dir)
     _, run = recipe_of(command)
     with withdrawn_on_failure(folder, calls_count=command in CALLS_COUNT):

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 
 from discrete_grpo.core import json_files
 from discrete_grpo.core.atomic import atomic_write, sync_folder
-from discrete_grpo.core.csv_cells import cells_of_any_length
+from discrete_grpo.core.csv_cells import cells_of_any_length, csv_text
 from discrete_grpo.runs.files import clear_files, clear_replaced, explained
 from discrete_grpo.runs.folder import EVALUATION, METRICS, SAMPLES, SEARCH
 
@@ -319,22 +319,21 @@ def shown_text(value: Any) -> str:
 
 
 def _cell(value: Any) -> str:
-    """One CSV cell, quoted where it must be (also at a bare carriage return, which older csv writers leave open)."""
+    """The text of one CSV cell; empty for None and for numbers that are not finite."""
     if hasattr(value, "item") and getattr(value, "ndim", None) == 0:  # a numpy or torch scalar
         value = value.item()
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return ""
-    text = repr(float(value)) if isinstance(value, float) else shown_text(value)
-    return '"' + text.replace('"', '""') + '"' if any(mark in text for mark in ',"\r\n') else text
+    return repr(float(value)) if isinstance(value, float) else shown_text(value)
 
 
 def _csv(columns: Mapping[str, Sequence[Any]], *, header: bool) -> bytes:
     lengths = {name: len(values) for name, values in columns.items()}
     if len(set(lengths.values())) > 1:
         raise ValueError(f"columns: lengths {lengths}, expected all the same")
-    rows = [",".join(_cell(value) for value in row) or '""' for row in zip(*columns.values(), strict=True)]
-    lines = [",".join(_cell(name) for name in columns), *rows] if header else rows
-    return "".join(f"{line}\n" for line in lines).encode("utf-8", "backslashreplace")
+    rows = [[_cell(value) for value in row] for row in zip(*columns.values(), strict=True)]
+    head = [[_cell(name) for name in columns]] if header else []
+    return csv_text([*head, *rows]).encode("utf-8", "backslashreplace")
 
 
 def _member(data: bytes) -> bytes:

@@ -5,10 +5,8 @@ The data types of a module's tensors are described too, since a class creates it
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import importlib
-import random
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,15 +14,14 @@ from itertools import chain
 from types import UnionType
 from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from discrete_grpo.core.checks import check_samples, signature_of
 from discrete_grpo.core.rollout import as_module
-from discrete_grpo.core.seeding import seeded
 from discrete_grpo.core.unregistered import check_registered
+from discrete_grpo.domains.global_random import seeded_everywhere
 from discrete_grpo.runs.adapters import merged_tensors
 
 __all__ = [
@@ -137,24 +134,12 @@ def _built(described: Any) -> nn.Module | None:
     except CheckpointError:
         return None
     trusted = sorted({path.split(".")[0] for path in paths})
-    with _random_states_kept(), warnings.catch_warnings():
+    with seeded_everywhere(0), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             return cast(nn.Module, build(described, trusted))
         except CheckpointError:  # a constructor may refuse to run twice in a process, and another process can load it
             return None
-
-
-@contextlib.contextmanager
-def _random_states_kept() -> Iterator[None]:
-    """Restore the random states of torch, Python and numpy after the block."""
-    python, arrays = random.getstate(), np.random.get_state()  # noqa: NPY002
-    with seeded(0):
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(arrays)  # noqa: NPY002
 
 
 def _class_paths(described: Any) -> Iterator[str]:

@@ -262,6 +262,12 @@ def test_an_empty_output_dir_is_refused(told: Callable[..., str], command: str, 
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("command", ["train demo", "pretrain-smiles", "optimise --reward=qed", "benchmark pmo"])
+def test_a_home_that_the_shell_did_not_replace_is_refused(told: Callable[..., str], command: str, tmp_path: Path) -> None:
+    assert "output_dir: '~/x', expected a path without ~, such as '" in told(*command.split(), "--output_dir=~/x")
+    assert not any(tmp_path.iterdir())
+
+
 def test_an_empty_folder_of_an_import_is_refused(told: Callable[..., str]) -> None:
     assert told("import", "x", "--from=defog", "--out=") == "out: '', expected the name of a folder to make"
 
