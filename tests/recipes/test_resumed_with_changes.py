@@ -169,10 +169,16 @@ def test_pretraining_says_that_it_goes_on_with_other_data(tmp_path: Path, capsys
     path.write_text("\n".join(lines * 3) + "\n")
     dg.pretrain(replace(recipe, data=str(path), pretrain=replace(recipe.pretrain, max_steps=4)), resume=True)
     assert "samples of the data: was 10 in the run so far, is 30 from here on" in capsys.readouterr().err
+    path.write_text("\n".join(reversed(lines * 3)) + "\n")  # as many samples, in another order
+    dg.pretrain(replace(recipe, data=str(path), pretrain=replace(recipe.pretrain, max_steps=5)), resume=True)
+    said = capsys.readouterr().err
+    assert "digest of the data: was " in said and "samples of the data" not in said
+    dg.pretrain(replace(recipe, data=str(path), pretrain=replace(recipe.pretrain, max_steps=6)), resume=True)
+    assert "of the data" not in capsys.readouterr().err
     path.write_text("CCC\nCCCC\n")  # without N and O the alphabet is smaller
     told = r"^policy: names or shapes of its weights differ .*; the data have 2 samples and had 30, and the alphabet and sizes"
     with pytest.raises(ValueError, match=told):
-        dg.pretrain(replace(recipe, data=str(path), pretrain=replace(recipe.pretrain, max_steps=6)), resume=True)
+        dg.pretrain(replace(recipe, data=str(path), pretrain=replace(recipe.pretrain, max_steps=7)), resume=True)
 
 
 def test_other_scored_data_are_not_used_and_that_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

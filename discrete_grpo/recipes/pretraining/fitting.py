@@ -12,9 +12,11 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from discrete_grpo.core.json_files import read_json
 from discrete_grpo.core.processes import is_first
+from discrete_grpo.datasets.shards import MANIFEST
 from discrete_grpo.recipes.families import family_of, run_family
 from discrete_grpo.recipes.run_length import check_run_length
 from discrete_grpo.recipes.sample import as_text, sample_policy
+from discrete_grpo.rewards.sources import Unidentified, file_digest
 from discrete_grpo.runs.checkpoint import CheckpointError, withdraw_export
 from discrete_grpo.runs.console import print_table
 from discrete_grpo.runs.folder import EVALUATION, EVALUATION_TABLES, SETTINGS, check_free, check_unused
@@ -28,6 +30,8 @@ __all__ = ["Measure", "PretrainSettings", "fit", "fresh_metrics"]
 
 SIZE = "samples of the data"
 """Name of the number of samples among the settings of a run."""
+DIGEST = "digest of the data"
+"""Name of the digest of the file of data among the settings of a run."""
 Measure: TypeAlias = Callable[[Any], tuple[Mapping[str, float], Sequence[Any]]]
 """Function that returns the metrics of a policy and the samples they were computed from, which may be empty."""
 
@@ -137,7 +141,7 @@ def _fit(
     if trainer.processes.first:
         if is_dataclass(recipe):
             settings = {name: value for name, value in asdict(recipe).items() if name != "output_dir"}
-            settings |= {SIZE: len(data), **facts}
+            settings |= {SIZE: len(data), **_file_facts(recipe), **facts}
             check = partial(check_run_length, folder, "pretrain", recipe.pretrain)
             tell_changed_settings(folder, settings, resume=resume, check=check)
         for name, text in files.items():
@@ -164,6 +168,21 @@ def _data_named(folder: Path, size: int) -> Iterator[None]:
             told = f"the data have {size} samples and had {before}, and the alphabet and sizes of a policy come from its data"
             error.args = (f"{error}; {told}",)
         raise
+
+
+def _file_facts(recipe: PretrainSettings) -> dict[str, str]:
+    """The digest of the file, or of the manifest of the shards, that the recipe reads; nothing for a named set.
+
+    It differs for other samples in equal number, and for the same ones in another order.
+    """
+    source = getattr(recipe, "data", None)
+    if not isinstance(source, str):
+        return {}
+    file = Path(source) / MANIFEST if Path(source).is_dir() else Path(source)
+    try:
+        return {DIGEST: file_digest(file)} if file.is_file() else {}
+    except Unidentified:  # it was read before, and is gone or locked since
+        return {}
 
 
 def _forget(folder: Path) -> None:
