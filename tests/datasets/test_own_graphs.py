@@ -140,6 +140,8 @@ ONE_WAY = Data(x=torch.zeros(2, 1, dtype=torch.long), edge_index=torch.tensor([[
 LOOP = Data(x=torch.zeros(2, 1, dtype=torch.long), edge_index=torch.tensor([[0, 1, 1], [1, 0, 1]]))
 TWO = Data(edge_index=torch.tensor([[0, 1], [1, 0]]), edge_attr=torch.tensor([1, 2]), num_nodes=2)
 REAL = Data(x=torch.rand(2, 3), edge_index=torch.tensor([[0, 1], [1, 0]]))
+NEGATIVE = Data(x=torch.tensor([[2, -1], [0, 1]]), edge_index=torch.tensor([[0, 1], [1, 0]]))  # rows of sum 1
+TWO_HOT = Data(x=torch.tensor([[1, 1], [0, 1]]), edge_index=torch.tensor([[0, 1], [1, 0]]))
 BOTH = as_data(GRAPHS[0], False)
 LOOPLESS = Data(x=torch.zeros(2, 1, dtype=torch.long), edge_index=torch.tensor([[0, 1], [1, 0]]))
 ONE = Data(x=torch.zeros(1, 1, dtype=torch.long), edge_index=torch.zeros(2, 0, dtype=torch.long))
@@ -169,6 +171,8 @@ ONE = Data(x=torch.zeros(1, 1, dtype=torch.long), edge_index=torch.zeros(2, 0, d
         ),
         (changed(lambda g: g.nodes[0].update(colour=0.5)), {}, "data: graph 1, node 0 has 0.5 as its colour, expected a class"),
         ([REAL], {}, r"data: graph 0: x is torch.float32 of shape \[2, 3\], expected whole numbers \[2\] or one-hot rows"),
+        ([NEGATIVE], {}, r"data: graph 0: x is torch.int64 of shape \[2, 2\], expected whole numbers \[2\] or one-hot rows"),
+        ([TWO_HOT], {}, r"data: graph 0: x is torch.int64 of shape \[2, 2\], expected whole numbers \[2\] or one-hot rows"),
         (
             changed(lambda g: g.nodes[1].update(colour="purple")),
             {"labels": Labels(COLOURS, ("no edge", *KINDS))},
