@@ -30,6 +30,7 @@ from torch import Tensor, nn
 
 from discrete_grpo.core.atomic import atomic_write
 from discrete_grpo.core.checks import check_whole, did_you_mean
+from discrete_grpo.core.json_files import read_json, write_json
 from discrete_grpo.runs.files import clear_files, copy_mode, explained, real_name, remove, whole_folder, write_sums
 from discrete_grpo.runs.plain_state import plain_state
 from discrete_grpo.runs.recorder import METRICS
@@ -55,6 +56,8 @@ FORMAT = 2
 """Version of the format that is written. Format 1 names old modules, see :mod:`~discrete_grpo.runs.serialization`."""
 READABLE = (1, FORMAT)
 FILES = (*WEIGHTS, "training.pt")
+_METRICS = "metrics.json"
+"""Name of the file in which :meth:`Checkpoints.judge` notes the metric of a checkpoint."""
 STEP = re.compile(r"step-(\d{8,})")
 
 
@@ -209,8 +212,8 @@ def _first_whole(paths: Iterable[Path], none: str) -> Path:
 class Checkpoints:
     """The numbered checkpoints of a run folder, ``RUN/checkpoints/step-00000010``: the newest few and the best one.
 
-    With a metric, the value of a checkpoint is the mean of that metric over the updates since the previous checkpoint. The best one
-    is kept however old it is; among equal ones it is the older. ``RUN/checkpoints/best.json`` names it.
+    With a metric, the value of a checkpoint is what :meth:`judge` notes, or else the mean of that metric over the lines given to
+    :meth:`save`. The best one is kept however old it is; among equal ones it is the older. ``RUN/checkpoints/best.json`` names it.
 
     Args:
         run: the run folder.
@@ -291,6 +294,7 @@ class Checkpoints:
         metadata: Mapping[str, Any],
         training: Mapping[str, Any],
         lines: Sequence[Mapping[str, float | None]] = (),
+        awaited: int | None = None,
     ) -> Path:
         """Write the checkpoint of ``step``, then remove those that are neither among the newest nor the best.
 
@@ -302,11 +306,12 @@ class Checkpoints:
             metadata: see :func:`save`.
             training: see :func:`save`.
             lines: the metrics logged since the previous checkpoint; empty where a checkpoint is written again.
+            awaited: step of an earlier checkpoint that is kept as well, because :meth:`judge` is still to be called for it.
 
         Raises:
             OSError: if it cannot be written (a full disk), naming the checkpoints that exist; they are left unchanged.
         """
-        final = self.folder / f"step-{step:08d}"
+        final = self._path(step)
         metrics = self._mean(lines) if lines else _metrics(final)
         config = _config(policy, metadata) | ({"metrics": metrics} if metrics else {})
         with explained(final, self._what_is_left):
@@ -318,10 +323,29 @@ class Checkpoints:
                 remove(later)
             best = self._ranked()[:1]
             self._note(best)
+            kept = best if awaited is None else [*best, self._path(awaited)]
             for old in self.all()[: -self.save_total_limit]:
-                if old not in best:
+                if old not in kept:
                     remove(old)
         return final
+
+    def judge(self, step: int, line: Mapping[str, float | None]) -> None:
+        """Note the metric of the checkpoint of ``step`` from the metrics of samples that its policy drew after it was written.
+
+        Nothing is noted where the metric is unknown, or the checkpoint is not there.
+
+        Raises:
+            OSError: if it cannot be written (a full disk).
+        """
+        folder, found = self._path(step), self._mean([line])
+        if not found or not folder.is_dir():
+            return
+        with explained(folder / _METRICS, self._what_is_left):
+            write_json(folder / _METRICS, found)
+            self._note(self._ranked()[:1])
+
+    def _path(self, step: int) -> Path:
+        return self.folder / f"step-{step:08d}"
 
     def _mean(self, lines: Sequence[Mapping[str, float | None]]) -> dict[str, float]:
         """Compute the metric's mean over the lines that have it; empty where none does."""
@@ -352,7 +376,7 @@ class Checkpoints:
 def _metrics(folder: Path) -> dict[str, float]:
     """Read the metric of a checkpoint by its name; empty where it has none or cannot be read."""
     try:
-        found = _read_config(folder).get("metrics")
+        found = read_json(folder / _METRICS) or _read_config(folder).get("metrics")
     except CheckpointError:
         return {}
     pairs = found.items() if isinstance(found, dict) else ()

@@ -149,8 +149,9 @@ class GRPOConfig:
             runs in a pool of worker processes.
         save_steps: Number of updates between checkpoints, at least 1.
         save_total_limit: Number of newest checkpoints that are kept, at least 1.
-        metric_for_best_model: Name of a logged metric. The checkpoint with its best mean over the updates since the checkpoint
-            before is kept as well; None keeps no best checkpoint.
+        metric_for_best_model: Name of a logged metric. The checkpoint with its best value is kept as well: that of the first
+            generation drawn after the checkpoint, and for the one at the end of a run, after which none is drawn, of the last
+            generation before. None keeps no best checkpoint.
         greater_is_better: Whether larger values of that metric are better; None means yes unless its name ends in "loss".
         load_best_model_at_end: End the run with the policy of the best checkpoint, which is then evaluated and exported.
 
@@ -342,7 +343,9 @@ class PretrainConfig:
         log_steps: Number of updates between lines of metrics, at least 1.
         save_steps: Number of updates between checkpoints, at least 1.
         save_total_limit: Number of newest checkpoints that are kept, at least 1.
-        metric_for_best_model: Name of a logged metric, whose best checkpoint is kept as well; None keeps no best checkpoint.
+        metric_for_best_model: Name of a logged metric. The checkpoint with its best value is kept as well: one of the evaluation
+            (``eval/...``) is that of the checkpoint, others are means over the updates since the checkpoint before. None keeps no
+            best checkpoint.
         greater_is_better: Whether larger values of that metric are better; None means yes unless its name ends in "loss".
         load_best_model_at_end: End the run with the policy of the best checkpoint.
 

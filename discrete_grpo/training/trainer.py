@@ -27,6 +27,7 @@ from discrete_grpo.core.sample_metrics import SampleMetrics
 from discrete_grpo.core.scoring import Accounts, BudgetExhausted, RewardError
 from discrete_grpo.runs.checkpoint import Checkpoints, load_weights, tensors_to_cpu
 from discrete_grpo.runs.trackers import Tracker
+from discrete_grpo.training.best_checkpoint import Judge
 from discrete_grpo.training.bf16 import decide_and_tell
 from discrete_grpo.training.compatibility import check_given, check_observers, check_own_functions, check_scorer, checked_shards
 from discrete_grpo.training.config import GRPOConfig
@@ -114,6 +115,7 @@ class GRPOTrainer:
         module = self.module
         self.processes.copy_from_first([*module.parameters(), *module.buffers()])  # one of your own may begin with others
         self.checkpoints = checkpoints_of(run, config)
+        self.judge = Judge(self.checkpoints, self.processes)
         self.functions = function_names(advantage_func=advantage_func, surrogate_func=surrogate_func)
         stored = stored_state(self.checkpoints, self.rewards, self.functions, self.processes) if resume else None
         if self.checkpoints is not None and not resume:
@@ -141,7 +143,6 @@ class GRPOTrainer:
         self.step = 0
         self.history: list[dict[str, float]] = []
         self.ended = False  # whether on_update has ended the run
-        self._new: list[dict[str, float]] = []  # metrics since the last regular checkpoint
         self.pending: MiniBatches | None = None  # the generation that updates are being made on
         if stored is not None:
             self._restore(stored)
@@ -212,6 +213,7 @@ class GRPOTrainer:
                         break
                 if any(self.processes.gather(bool(stop))):  # during the last update
                     self._interrupted()
+            self.judge.ended()
             if self.log is not None:
                 self.log.finish(self.history)
         finally:
@@ -271,6 +273,7 @@ class GRPOTrainer:
         restarts = self.pending is None and self.patience is not None and self.patience.restarts_now
         if restarts:  # the weights that follow belong to no update
             self.save()
+            self.judge.restarted()
         with tf32_products(self.config.tf32, device), deterministic(self.config.full_determinism):
             try:
                 if self.pending is None:
@@ -284,13 +287,16 @@ class GRPOTrainer:
                     self.save()
                 self.state.go_back(self._safe)  # this trainer can go on, too
                 raise
+            queue = cast(MiniBatches, self.pending)
+            first = queue.done == 0
             with memory_advice("an update"):
-                line = self._learn(cast(MiniBatches, self.pending))
+                line = self._learn(queue)
         line["step_time"] = time.perf_counter() - start
         if self.checkpoints is not None and not self.history:
             self.checkpoints.check_metric(line)
+        if first:
+            self.judge.drew(line)
         self.history.append(line)
-        self._new.append(line)
         if self.log is not None:
             self.log.update(self.step, line)
         return line
@@ -359,8 +365,9 @@ class GRPOTrainer:
             return
         pending = tensors_to_cpu(queue_states(self.pending)) if self.pending is not None else None
         told = self.processes.gather((self._safe, pending))
+        if self._due():
+            self.judge.saved(self.step)
         self.processes.run_all(lambda: self._write(told, self.log) if self.log is not None else None)
-        self._new = [] if self._due() else self._new
 
     def _due(self) -> bool:
         """Whether a checkpoint here is a regular one; only regular checkpoints are compared for the best."""
@@ -374,18 +381,18 @@ class GRPOTrainer:
         drawing = [snapshot for snapshot, _ in told]
         state = {"step": self.step, "rewards": reward_names(self.rewards), "pending": pending, "position": log.position()}
         state |= {"functions": self.functions, "device": self.accelerator.device.type}
-        lines = self._new if self._due() else []
-        state |= {"new": [] if lines else self._new, "bf16": self.bf16, "passes": self.config.passes}
+        state |= {"judge": self.judge.state_dict(), "bf16": self.bf16, "passes": self.config.passes}
         state |= self.state.learning() | self.state.drawing(drawing)
         metadata = self.metadata | {"grpo_steps": self.step}
         cast(Checkpoints, self.checkpoints).save(
-            self.step, self.best_policy, metadata=metadata, training=tensors_to_cpu(state), lines=lines
+            self.step, self.best_policy, metadata=metadata, training=tensors_to_cpu(state), awaited=self.judge.awaited
         )
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         self.step = int(state["step"])
         self.state.restore(state)
-        self._new = list(state.get("new", ()))
+        if "judge" in state:  # not in checkpoints of earlier versions
+            self.judge.load_state_dict(state["judge"])
         if state["pending"] is not None:
             self._restore_pending(state["pending"])
         if self.log is not None:

@@ -1,0 +1,61 @@
+"""Comparison of the checkpoints of a run by the samples that their policies draw."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from discrete_grpo.runs.checkpoint import Checkpoints
+from discrete_grpo.training.distributed import ProcessGroup
+
+__all__ = ["Judge"]
+
+
+class Judge:
+    """Gives each regular checkpoint the metric of the first generation that is drawn after it, which is one of its own policy.
+
+    The metrics of an update are those of samples drawn before it, so they say nothing about the weights that it leads to: an
+    update that ruins the policy has the best reward of the run. No generation follows the checkpoint at the end of a run. It is
+    compared by the last one before it; a run that is continued replaces this value.
+
+    Args:
+        checkpoints: those of the run; None where it has no folder.
+        processes: the processes of the run; the first one writes.
+    """
+
+    def __init__(self, checkpoints: Checkpoints | None, processes: ProcessGroup) -> None:
+        self.checkpoints = None if checkpoints is None or checkpoints.metric_for_best_model is None else checkpoints
+        self.processes = processes
+        self.awaited: int | None = None  # step of the checkpoint that is judged by the next generation
+        self.newest: dict[str, float] = {}  # the metric of the newest generation
+
+    def saved(self, step: int) -> None:
+        """Let the next generation judge the checkpoint of ``step``, in place of an earlier one that is still waiting."""
+        self.awaited = step if self.checkpoints is not None else None
+
+    def drew(self, line: Mapping[str, float]) -> None:
+        """Judge the waiting checkpoint by the metrics of the first update on a new generation."""
+        if self.checkpoints is None:
+            return
+        name = self.checkpoints.metric_for_best_model or ""
+        self.newest = {name: line[name]} if name in line else {}
+        self.ended()
+        self.awaited = None
+
+    def ended(self) -> None:
+        """Judge the checkpoint at the end of the run, if it waits, by the newest generation."""
+        kept, step, line = self.checkpoints, self.awaited, self.newest
+        if kept is not None and step is not None:
+            self.processes.run_all(lambda: kept.judge(step, line) if self.processes.first else None)
+
+    def restarted(self) -> None:
+        """Judge no checkpoint by the next generation, since other weights draw it."""
+        self.awaited = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state in a checkpoint of the run."""
+        return {"awaited": self.awaited, "newest": dict(self.newest)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the result of :meth:`state_dict`."""
+        self.awaited, self.newest = state["awaited"], dict(state["newest"])
