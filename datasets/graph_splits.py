@@ -140,6 +140,9 @@ def _check_writable(name: str, graph: nx.Graph, labelled: bool) -> None:
         raise ValueError(f"splits: {name} is a {type(graph).__name__}, expected a simple undirected graph")
     if set(graph) != set(range(len(graph))):
         raise ValueError(f"splits: {name} has the nodes {sorted(map(repr, graph))[:3]}, expected 0 to {len(graph) - 1}")
+    if others := sorted({str(key) for row in _attributes(graph) for key in row} - {"label"}):
+        wanted = "expected label alone, which holds the classes"
+        raise ValueError(f"splits: {name} has the attribute {others[0]!r}, which the file would not keep, {wanted}")
     if labelled and not all("label" in row for row in _attributes(graph)):
         raise ValueError(f"splits: {name} has a node or an edge without label, expected a label at all of them, as others have one")
 
@@ -149,7 +152,8 @@ def write_npz(path: str | Path, splits: GraphSplits) -> None:
 
     Raises:
         ValueError: for a graph that the format cannot hold: directed, with several edges of a pair or a self-loop, with nodes that
-            are not 0, 1, 2, ..., or with a label at some nodes and edges of the splits and none at others.
+            are not 0, 1, 2, ..., with other attributes of nodes or edges, or with a label at some nodes and edges of the splits
+            and none at others.
     """
     arrays: dict[str, Any] = {}
     every = [(f"{split} graph {k}", graph) for split in SPLITS for k, graph in enumerate(getattr(splits, split))]

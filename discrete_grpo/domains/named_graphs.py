@@ -270,23 +270,38 @@ def to_networkx(sample: str | nx.Graph, labels: Labels | None = None) -> nx.Grap
 def to_pyg(sample: str | nx.Graph, labels: Labels | None = None) -> Data:
     """PyG data with node classes ``x`` [n, 1] and edge classes ``edge_attr`` [E]; each edge stands there in both directions.
 
-    An arc of a directed graph stands there once. Without ``labels`` node classes are 0 and edge classes 1.
+    An arc of a directed graph stands there once. Without ``labels`` classes are the numbers in the line; a plain graph has node
+    class 0 and edge class 1.
+
+    >>> data = to_pyg("A_ nodes=2,0 edges=3")
+    >>> data.x.flatten().tolist(), data.edge_attr.tolist()
+    ([2, 0], [3, 3])
 
     Raises:
-        ValueError: if ``sample`` is no graph, or has a class that ``labels`` does not have.
+        ValueError: if ``sample`` is no graph, or has a class that ``labels`` does not have; without ``labels``, one that is no
+            number.
     """
     from torch_geometric.utils import from_networkx
 
     graph = named_graph(sample)
     numbered = nx.DiGraph() if graph.is_directed() else nx.Graph()
-    kinds = ((i, 0 if labels is None else labels.node_class(str(c))) for i, c in graph.nodes(data="label"))
+    kinds = ((i, _number(c, 0) if labels is None else labels.node_class(str(c))) for i, c in graph.nodes(data="label"))
     numbered.add_nodes_from((i, {"x": [c]}) for i, c in kinds)
-    orders = ((i, j, 1 if labels is None else labels.edge_class(str(c))) for i, j, c in graph.edges(data="label"))
+    orders = ((i, j, _number(c, 1) if labels is None else labels.edge_class(str(c))) for i, j, c in graph.edges(data="label"))
     numbered.add_edges_from((i, j, {"edge_attr": c}) for i, j, c in orders)
     data = from_networkx(numbered)
     if not numbered.number_of_edges():
         data.edge_attr = torch.zeros(0, dtype=torch.long)
     return data
+
+
+def _number(label: Any, usual: int) -> int:
+    """A class that a line writes as its number; ``usual`` where it writes none."""
+    if label is None:
+        return usual
+    if not str(label).isdecimal():
+        raise ValueError(f"labels: None with a graph of class {label!r}, expected the Labels of its policy")
+    return int(label)
 
 
 # -- isomorphism

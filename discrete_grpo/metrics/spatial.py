@@ -210,7 +210,8 @@ def stability_statistics(samples: Samples) -> dict[str, Statistic]:
     Returns:
         ``atom_stable``, ``molecule_stable``: by :func:`~discrete_grpo.domains.spatial_geometry.midi_stable`, the table of MiDi;
         ``atom_octet``, ``molecule_octet``: by :func:`~discrete_grpo.domains.spatial_geometry.octet_stable`, by which no
-        radical is stable. Shares of molecules are relative to all samples, those of atoms to all atoms.
+        radical is stable. Shares of molecules are relative to all samples, those of atoms to all atoms of samples that are
+        molecules; None has none.
     """
     return _all(_stability(readings(samples)), len(samples))
 

@@ -27,14 +27,15 @@ __all__ = [
     "check_unconditional",
     "column_names",
     "kept_columns",
+    "measured_columns",
     "prepare_and_tell",
     "prepare_columns",
     "read_columns",
     "tell_unread",
 ]
 
-RESERVED = ("step", "group", "sample", "reward", "advantage", "smiles", "text", "image")
-"""Names that the columns of sample tables have already."""
+RESERVED = ("step", "group", "sample", "reward", "refined", "advantage", "smiles", "text", "image")
+"""Names that the columns of sample tables have already, as have those that begin with ``reward_``."""
 READ_WITH: Mapping[str, tuple[str, ...]] = {
     "node_kernel": ("num_nodes", "fixed", "restart", "scaffold"),
     "node_fields": ("num_nodes", "restart"),
@@ -62,8 +63,8 @@ def read_columns(given: str | Sequence[Columns]) -> list[Columns]:
     for condition in found:
         if not isinstance(condition, Mapping):
             raise ValueError(f"{source}: {condition!r}, expected a mapping of column names to values")
-        if taken := [name for name in condition if name in RESERVED]:
-            raise ValueError(f"{source}: a condition named {taken[0]!r}, expected none of {', '.join(RESERVED)}")
+        if taken := [name for name in condition if name in RESERVED or str(name).startswith("reward_")]:
+            raise ValueError(f"{source}: a condition named {taken[0]!r}, expected none of {', '.join(RESERVED)} or reward_...")
     found = [{name: plain_number(value) for name, value in condition.items()} for condition in found]
     if not found:
         raise ValueError(f"{source}: no conditions, expected at least one")
@@ -86,6 +87,15 @@ def _lines_of(given: str) -> tuple[list[Any], str]:
         except ValueError as error:
             raise ValueError(f"columns: {path} line {number} is no JSON ({error})") from error
     return found, f"columns: {path}"
+
+
+def measured_columns(table: Mapping[str, Sequence[Any]], conditions: Collection[str]) -> dict[str, Sequence[Any]]:
+    """Properties of samples beside the conditions of that name, which become ``measured_NAME``.
+
+    >>> measured_columns({"logP": [1.2], "SA": [2.0]}, ["logP"])
+    {'measured_logP': [1.2], 'SA': [2.0]}
+    """
+    return {f"measured_{name}" if name in conditions else name: values for name, values in table.items()}
 
 
 def column_names(policy: Any, conditions: Sequence[Columns] | None) -> Collection[str] | None:

@@ -16,6 +16,7 @@ from discrete_grpo.core.advantages import sum_rewards
 from discrete_grpo.core.reward_arguments import reward_names
 from discrete_grpo.core.rollout import Reward
 from discrete_grpo.core.scoring import BudgetExhausted, score_samples, take_failures
+from discrete_grpo.recipes.conditions import measured_columns
 from discrete_grpo.recipes.families import Columns, Family
 from discrete_grpo.recipes.reward_memories import RewardMemories
 from discrete_grpo.recipes.reward_workers import tell_slow
@@ -109,7 +110,7 @@ class Evaluations:
         samples, found = sample_policy(policy.to(self.device), count, seed=self.run.grpo.seed + 1, columns=self.columns)
         found = dict.fromkeys((name for row in self.columns or () for name in row), [None] * count) | found
         rewards, row = self._scored(samples, found, step)
-        properties = {name: values for name, values in self.family.table(samples).items() if name not in found}
+        properties = measured_columns(self.family.table(samples), found)
         table = {"sample": as_text(samples), **rewards, **properties}
         write_table(self.folder / EVALUATION_TABLES[when], {**plain_columns(found), **table})
         result[when] = row | dict(self.family.evaluate(samples)) | {"oracle_calls": float(self.ledger.calls)}

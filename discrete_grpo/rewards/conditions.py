@@ -30,7 +30,7 @@ class HitsProperty:
 
     Raises:
         ValueError: if RDKit has no such descriptor, ``scale`` is not positive, or (when called) the column is missing or has a
-            value that is no finite number.
+            value that is neither a finite number nor None.
 
     >>> [round(x, 2) for x in HitsProperty("TPSA", scale=10.0)(["CCO", None], TPSA=[30.23, 1.0])]
     [0.61, 0.0]
@@ -56,12 +56,12 @@ class HitsProperty:
         """Compare each sample with its target.
 
         Returns:
-            A number in [0, 1] per sample, 1 where the descriptor has the target value; 0 for an invalid molecule, None where RDKit
-            divides by zero.
+            A number in [0, 1] per sample, 1 where the descriptor has the target value; 0 for an invalid molecule, None for a sample
+            without a target and where RDKit divides by zero.
         """
         targets = _column(columns, self.property, len(samples))
-        wanted = [self._target(t) for t in targets]
-        return [self._one(mol, t) for mol, t in zip(parse_all(samples), wanted, strict=True)]
+        wanted = [None if t is None else self._target(t) for t in targets]
+        return [None if t is None else self._one(mol, t) for mol, t in zip(parse_all(samples), wanted, strict=True)]
 
     def _target(self, value: Any) -> float:
         try:
@@ -82,11 +82,11 @@ class HitsProperty:
         return gaussian(value, target, self.scale)
 
 
-def keeps_scaffold(samples: Sequence[str | None], **columns: Sequence[Any]) -> list[float]:
+def keeps_scaffold(samples: Sequence[str | None], **columns: Sequence[Any]) -> list[float | None]:
     """Test whether a molecule contains the scaffold of its column ``scaffold`` (atoms, bonds, aromaticity).
 
     Returns:
-        1 for a molecule that contains the scaffold, 0 for any other sample.
+        1 for a molecule that contains the scaffold, 0 for any other sample, None for one without a scaffold.
 
     Raises:
         ValueError: if the column is missing or holds an entry that is no molecule.
@@ -95,7 +95,8 @@ def keeps_scaffold(samples: Sequence[str | None], **columns: Sequence[Any]) -> l
     [1.0, 0.0, 0.0]
     """
     scaffolds = _column(columns, "scaffold", len(samples))
-    return [float(_contains(s, str(core))) for s, core in zip(samples, scaffolds, strict=True)]
+    pairs = zip(samples, scaffolds, strict=True)
+    return [None if core is None else float(_contains(sample, str(core))) for sample, core in pairs]
 
 
 def _contains(sample: str | None, scaffold: str) -> bool:
@@ -112,9 +113,8 @@ def _scaffold(smiles: str) -> Chem.Mol:
 
 
 def _column(columns: dict[str, Sequence[Any]], name: str, count: int) -> Sequence[Any]:
-    found = columns.get(name, [None] * count)
-    if any(value is None for value in found):
+    if name not in columns:
         given = ", ".join(columns) or "none"
-        raise ValueError(f"{name}: a sample has no such condition, expected the column {name!r} (columns given: {given})")
-    check_columns({name: found}, count)
-    return found
+        raise ValueError(f"{name}: no such condition is given, expected the column {name!r} (columns given: {given})")
+    check_columns({name: columns[name]}, count)
+    return columns[name]

@@ -70,7 +70,7 @@ def test_a_reward_that_does_not_fit_the_conditions_leaves_no_run(capsys: pytest.
     wrong = [a for a in train() if not a.startswith("--reward")] + ["--reward=keeps_scaffold"]
     assert main(wrong) == 2
     said = capsys.readouterr().err
-    assert "scaffold: a sample has no such condition" in said
+    assert "scaffold: no such condition is given" in said
     assert "continue with" not in said
     assert not Path("run/run.json").exists()
 

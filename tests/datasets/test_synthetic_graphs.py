@@ -237,12 +237,21 @@ def with_labels(graph: nx.Graph, *, nodes: bool = True, edges: bool = True) -> n
     return graph
 
 
+def with_attribute(graph: nx.Graph, name: str) -> nx.Graph:
+    nx.set_edge_attributes(graph, "a", name)
+    return graph
+
+
 UNWRITABLE = {
     "directed": (nx.DiGraph([(1, 0), (2, 1)]), "is a DiGraph, expected a simple undirected graph"),
     "several edges": (nx.MultiGraph([(0, 1), (0, 1)]), "is a MultiGraph, expected a simple undirected graph"),
     "a loop": (nx.Graph([(0, 0), (0, 1)]), "is a Graph, expected a simple undirected graph"),
     "names": (nx.Graph([("a", "b")]), r"has the nodes .*, expected 0 to 1"),
     "other numbers": (nx.Graph([(5, 6)]), r"has the nodes .*, expected 0 to 1"),
+    "classes by another name": (
+        with_attribute(nx.path_graph(3), "kind"),
+        "has the attribute 'kind', which the file would not keep, expected label alone",
+    ),
     "labels of edges only": (with_labels(nx.path_graph(3), nodes=False), "has a node or an edge without label"),
     "labels in one split only": (with_labels(nx.path_graph(3)), "train graph 0 has a node or an edge without label"),
 }

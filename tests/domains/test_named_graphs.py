@@ -97,6 +97,20 @@ def test_views_of_plain_graphs_and_of_graphs_without_edges() -> None:
     assert (lone.x.tolist(), lone.edge_index.tolist(), lone.edge_attr.tolist(), lone.num_nodes) == ([[0], [1]], [[], []], [], 2)
 
 
+def test_classes_that_are_numbers_need_no_names() -> None:
+    line = "Bg nodes=0,2,1 edges=1,3"
+    data = to_pyg(line)
+    assert data.x.tolist() == [[0], [2], [1]]
+    pairs = dict(zip(map(tuple, data.edge_index.T.tolist()), data.edge_attr.tolist(), strict=True))
+    ends = {frozenset(pair): int(c) for *pair, c in to_networkx(line).edges(data="label")}
+    assert pairs == {(a, b): ends[frozenset((a, b))] for a, b in pairs}
+    assert sorted(pairs.values()) == [1, 1, 3, 3]
+    with pytest.raises(ValueError, match="labels: None with a graph of class 'red', expected the Labels of its policy"):
+        to_pyg("A_ nodes=red,1 edges=1")
+    with pytest.raises(ValueError, match="labels: None with a graph of class 'thin'"):
+        to_pyg("A_ nodes=0,1 edges=thin")
+
+
 def test_labels_are_checked_and_stored() -> None:
     assert Labels.from_json(LABELS.to_json()) == LABELS
     for nodes, edges in (((), ("no edge",)), (("a", "a"), ("no edge",)), (("a",), ("x",)), (("a",), ("no edge", "x", "x"))):

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+from rdkit import Chem
+from rdkit.Chem import Crippen
 
 from discrete_grpo.core.scoring import Failure, RewardError, take_failures
 from discrete_grpo.recipes.evaluations import Evaluations
@@ -286,12 +288,19 @@ def test_a_policy_without_valid_samples_at_the_end_is_told(
     assert (said in " ".join(capsys.readouterr().err.split())) == (rate == 1e9)
 
 
-def test_a_property_gives_way_to_a_condition_of_its_name(short_run: TrainRecipe, tmp_path: Path) -> None:
+def test_a_property_stands_beside_a_condition_of_its_name(short_run: TrainRecipe, tmp_path: Path) -> None:
     def reward(samples: Any, logP: Any) -> list[float]:
         return [float(x) for x in logP]
 
     run_train(replace(short_run, reward=reward, columns=[{"logP": 2.0}], output_dir=str(tmp_path)))
-    assert set(read_samples(tmp_path / "evaluation_after.csv.gz")["logP"]) == {"2.0"}
+    table = read_samples(tmp_path / "evaluation_after.csv.gz")
+    assert set(table["logP"]) == {"2.0"}
+    known = [(smiles, float(x)) for smiles, x in zip(table["sample"], table["measured_logP"], strict=True) if x]
+    assert len(known) > 4
+    assert [x for _, x in known] == pytest.approx([Crippen.MolLogP(Chem.MolFromSmiles(smiles)) for smiles, _ in known])
+    page = (tmp_path / "report.html").read_text()
+    assert "Distribution of measured_logP" in page
+    assert "Distribution of logP" not in page
 
 
 def test_memories_that_do_not_fit_are_one_clear_line(tmp_path: Path) -> None:

@@ -126,6 +126,32 @@ def test_rewards_see_pyg_data_by_choice(pretrained: Path, tmp_path: Path) -> Non
     assert [float(r) for r in table["reward"]] == counts
 
 
+def test_objects_have_the_metrics_of_their_file(files: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    graphs = coloured()
+    wanted = evaluate(str(files["json"]))
+    assert "node_class_green" in wanted
+    assert evaluate(graphs) == pytest.approx(wanted, nan_ok=True)
+    paths = [nx.path_graph(3) for _ in range(8)]
+    for k, graph in enumerate(paths):
+        nx.set_node_attributes(graph, {v: "red" if (k >> v) & 1 else "blue" for v in graph}, "colour")
+    assert evaluate(paths)["unique"] == 6 / 8  # colourings of a path of 3 nodes up to its reflection
+    pyg = [
+        Data(x=torch.tensor([[(k >> v) & 1] for v in range(3)]), edge_index=torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]))
+        for k in range(8)
+    ]
+    assert evaluate(pyg)["unique"] == 6 / 8
+    assert capsys.readouterr().err == ""
+    assert evaluate(paths, reference=[nx.path_graph(3), nx.path_graph(4)])["unique"] == 1 / 8
+    told = "samples: the reference has no classes, so the attributes colour of the graphs are left out"
+    assert told in capsys.readouterr().err
+    assert evaluate(pyg, reference=[nx.path_graph(3), nx.path_graph(4)])["unique"] == 1 / 8
+    assert "the attributes x of the graphs are left out" in capsys.readouterr().err
+    for graph in paths:
+        nx.set_node_attributes(graph, 0.5, "heat")
+    with pytest.raises(ValueError, match=r"^node_attribute: None, expected one of colour, heat"):
+        evaluate(paths)
+
+
 @pytest.mark.parametrize("form", ["gml", "npz", "one-hot", "g6"])
 def test_any_format_is_a_reference(pretrained: Path, files: dict[str, Path], work: Path, form: str) -> None:
     wanted = load_reference(FileOptions(reference=str(files["json"])))

@@ -106,6 +106,17 @@ def test_samples_are_written_and_evaluated(pretrained: Path, work: Path, ending:
     assert again["atom_octet"] == pytest.approx(evaluate(drawn, kind="spatial")["atom_octet"])
 
 
+def test_a_record_without_bonds_has_no_atoms_and_a_line_says_so(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (one,) = conformers(["CCO"])
+    bad = "2\nno bond can be told\nC 0 0 0\nC 9 0 0\n"
+    (work / "some.xyz").write_text(to_xyz([one]) + bad, encoding="utf-8")
+    found = evaluate_file(str(work / "some.xyz"))
+    assert (found["atom_stable"], found["molecule_stable"]) == (1.0, 0.5)
+    said = capsys.readouterr().err
+    assert "1 of 2 records are no molecule in space" in said
+    assert "some.xyz: shares of atoms, such as atom_stable, are of the atoms of the other records" in " ".join(said.split())
+
+
 def test_a_file_is_held_against_a_reference_alone_and_by_the_suite(work: Path, pretrained: Path) -> None:
     data = conformers(SMILES)
     path = work / "data.sdf"

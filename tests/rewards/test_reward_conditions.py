@@ -29,10 +29,10 @@ def test_a_scaffold_is_a_substructure_with_its_aromaticity() -> None:
 
 
 def test_what_is_missing_or_wrong_is_named() -> None:
-    with pytest.raises(ValueError, match=r"MolLogP: a sample has no such condition, .* \(columns given: scaffold\)"):
+    with pytest.raises(ValueError, match=r"MolLogP: no such condition is given, .* \(columns given: scaffold\)"):
         HitsProperty("MolLogP")(["C"], scaffold=["C"])
-    with pytest.raises(ValueError, match="scaffold: a sample has no such condition"):
-        keeps_scaffold(["C", "C"], scaffold=["C", None])
+    with pytest.raises(ValueError, match="scaffold: no such condition is given"):
+        keeps_scaffold(["C", "C"], scaffolds=["C", "C"])
     with pytest.raises(ValueError, match=r"scaffold: 'C\(', expected a valid"):
         keeps_scaffold(["C"], scaffold=["C("])
     for wrong in ("abc", [1.0], math.nan):
@@ -63,3 +63,12 @@ def test_a_column_of_another_length_and_a_descriptor_that_is_none_are_named() ->
         HitsProperty("TPS")
     with pytest.raises(ValueError, match=r"^property: 5 is no RDKit descriptor$"):
         HitsProperty(5)  # type: ignore[arg-type]
+
+
+def test_a_sample_without_the_condition_has_no_score() -> None:
+    samples, some = ["c1ccccc1CO", "CCO", None], [None, 1.0, 2.0]
+    assert HitsProperty("MolLogP")(samples, MolLogP=some) == [None, *HitsProperty("MolLogP")(samples[1:], MolLogP=some[1:])]
+    assert keeps_scaffold(samples, scaffold=[None, "CC", "CC"]) == [None, 1.0, 0.0]
+    columns = {"scaffold": ["c1ccccc1", None, None], "MolLogP": [None, None, 3.0]}
+    assert keeps_scaffold(samples, **columns) == [1.0, None, None]
+    assert HitsProperty("MolLogP")(samples, **columns) == [None, None, 0.0]

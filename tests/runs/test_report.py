@@ -297,3 +297,18 @@ def test_conditions_get_a_table_of_examples_and_no_histogram(tmp_path: Path) -> 
     assert "Distribution of masked" not in text
     drawn = write_report(tmp_path, render=lambda sample: f'<svg data-of="{sample}"></svg>').read_text()
     assert 'data-of="dog"' in drawn
+
+
+def test_the_best_samples_are_of_the_whole_run(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path)
+    recorder.record(1, {"reward": 0.5})
+    write_table(tmp_path / "evaluation_before.csv.gz", {"sample": ["CC", "CCO"], "reward": [0.9, 0.2]})
+    write_table(tmp_path / "samples.csv.gz", {"step": [1, 1], "sample": ["CCO", "CCN"], "reward": [0.2, 0.6]})
+    write_table(tmp_path / "evaluation_after.csv.gz", {"sample": ["CCN", "CCF"], "reward": [0.6, 0.7]})
+    figures = re.findall(r"<b>([^<]+)</b>([^<]*)</figcaption>", write_report(tmp_path).read_text("utf-8"))
+    assert figures == [
+        ("0.900", "evaluation before training"),
+        ("0.700", "evaluation after training"),
+        ("0.600", "update 1"),
+        ("0.200", "evaluation before training"),
+    ]

@@ -13,6 +13,7 @@ from discrete_grpo.datasets.own_graphs import OwnGraphs
 from discrete_grpo.domains.named_graphs import Labels, to_line
 from discrete_grpo.domains.spatial_molecules import SpatialMolecule
 from discrete_grpo.recipes.families import FileOptions
+from discrete_grpo.runs.console import print_notes
 
 __all__ = ["is_networkx", "kind_of_samples", "lines_of"]
 
@@ -26,7 +27,8 @@ def lines_of(samples: Sequence[Any], options: FileOptions, labels: Labels | None
     Args:
         samples: lines, networkx graphs, PyG ``Data`` or None.
         options: attributes that hold the classes.
-        labels: classes of the reference; None if it has none, and then attributes other than ``label`` are ignored.
+        labels: classes of the reference; None if it has none. Without a reference attributes are read as in a file; beside one
+            without classes those other than ``label`` are left out, and a line says so.
         kind: graphs or digraphs.
 
     Raises:
@@ -39,8 +41,8 @@ def lines_of(samples: Sequence[Any], options: FileOptions, labels: Labels | None
         return found
     objects = [found[place] for place in places]
     read: dict[str, Any] = {"node_attribute": options.node_attribute, "edge_attribute": options.edge_attribute}
-    if labels is None and not any(read.values()):
-        objects = [_bare(graph) for graph in objects]
+    if labels is None and options.reference is not None and not any(read.values()):
+        objects = _bare(objects)
     elif labels is not None:
         read = {"node_attribute": labels.node_attribute, "edge_attribute": labels.edge_attribute}
         read = {name: value if value in _attributes(objects, name) else None for name, value in read.items()}
@@ -72,8 +74,23 @@ def kind_of_samples(samples: Sequence[Any]) -> str:
     return "graphs" if named or hasattr(first, "edge_index") else "molecules"
 
 
-def _bare(graph: Any) -> Any:
-    """The graph without attributes other than ``label``."""
+def _bare(objects: Sequence[Any]) -> list[Any]:
+    """The graphs without attributes other than ``label``; prints a line if there are any."""
+    if left_out := sorted({str(name) for graph in objects for name in _used(graph)}):
+        told = ", ".join(left_out)
+        print_notes([f"samples: the reference has no classes, so the attributes {told} of the graphs are left out"])
+    return [_without(graph) for graph in objects]
+
+
+def _used(graph: Any) -> set[Any]:
+    """The names of the attributes that would be read as classes, other than ``label``."""
+    if isinstance(graph, nx.Graph):
+        return {*_names([graph], "node_attribute"), *_names([graph], "edge_attribute")} - {CLASS}
+    return {name for name in ("x", "edge_attr") if getattr(graph, name, None) is not None}
+
+
+def _without(graph: Any) -> Any:
+    """A graph without attributes other than ``label``."""
     if not isinstance(graph, nx.Graph):
         return graph if not hasattr(graph, "edge_index") else type(graph)(edge_index=graph.edge_index, num_nodes=graph.num_nodes)
     bare = graph.__class__()

@@ -26,6 +26,7 @@ from discrete_grpo.recipes.reward_kinds import check_kind
 from discrete_grpo.rewards.diversity import diversity_metrics
 from discrete_grpo.rewards.spatial import OfSmiles, atom_stability
 from discrete_grpo.runs.checkpoint import CheckpointError
+from discrete_grpo.runs.console import print_notes
 
 __all__ = ["NO_POSITIONS", "SPATIAL"]
 
@@ -152,6 +153,8 @@ def _samples(file: str, options: FileOptions, argument: str) -> list[SpatialMole
     if not found:
         raise ValueError(f"{argument}: {file} is empty, expected at least one molecule")
     report_broken(file, broken, len(found) - len(broken), "molecule in space", unit="record")
+    if broken:
+        print_notes([f"{file}: shares of atoms, such as atom_stable, are of the atoms of the other records"])
     return found
 
 

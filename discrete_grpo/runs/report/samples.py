@@ -97,7 +97,7 @@ def distributions_section(tables: Mapping[str, Mapping[str, Sequence[str]]]) -> 
         sets = [Values(place, values) for place, table in tables.items() if (values := _numbers(table.get(name, ())))]
         if sets:
             plain = label_of(name)
-            title, label = _PROPERTIES.get(name.lower(), (plain[:1].upper() + plain[1:], plain))
+            title, label = _PROPERTIES.get(name.lower().removeprefix("measured_"), (plain[:1].upper() + plain[1:], plain))
             cards.append(
                 chart_card(title, histogram(sets, ident=f"chart-distribution-{k}", title=f"Distribution of {name}", x_label=label))
             )
@@ -114,9 +114,14 @@ def _top(best: Mapping[str, tuple[float, str]]) -> dict[str, tuple[float, str]]:
 
 
 def _best(run: Path, unit: str) -> dict[str, tuple[float, str]]:
-    """Find the unique samples of highest reward, with reward and origin: of training, of the evaluation after it, of a search."""
+    """Find the unique samples of highest reward, with reward and origin: training, an evaluation, or a search."""
     best: dict[str, tuple[float, str]] = {}
-    origins = {SAMPLES: unit, EVALUATION_TABLES["after"]: "evaluation", BEST: "search"}
+    origins = {  # in the order of time
+        EVALUATION_TABLES["before"]: "evaluation before training",
+        SAMPLES: unit,
+        EVALUATION_TABLES["after"]: "evaluation after training",
+        BEST: "search",
+    }
     for path in (run / name for name in origins):
         for row in iter_samples(path) if path.exists() else ():
             reward = _numbers([row.get("reward", "")])
