@@ -28,8 +28,7 @@ OTHER_NAMES: dict[str, str] = {
     "report_to": "wandb_log use_wandb wandb log_wandb wandb_project log_with logger tracker "
     "with_tracking tensorboard use_tensorboard",
     "generation_batch_size": "batch_size train_batch_size sample_batch_size rollout_batch_size",
-    "per_device_batch_size": "gradient_accumulation_steps grad_accum grad_accum_steps accumulation_steps micro_batch_size "
-    "mini_batch_size minibatch_size per_device_train_batch_size",
+    "per_device_batch_size": "micro_batch_size mini_batch_size minibatch_size per_device_train_batch_size",
     "max_steps": "n_epochs epochs num_epochs num_train_epochs n_steps num_updates total_steps train_steps num_train_steps "
     "max_iters num_iters n_iter n_itr iterations",
     "num_iterations": "ppo_epochs num_ppo_epochs num_inner_epochs inner_epochs update_epochs k_epochs mu",
@@ -77,6 +76,11 @@ NO_FIELD = {
     **dict.fromkeys(
         ("gamma", "discount", "gae_lambda", "lam", "vf_coef", "value_coef", "value_loss_coef", "critic_lr", "cliprange_value"),
         "GRPO has no value function and no discount",
+    ),
+    **dict.fromkeys(
+        ("gradient_accumulation_steps", "grad_accum", "grad_accum_steps", "accumulation_steps"),
+        "an update learns from generation_batch_size / steps_per_generation samples (in pretraining batch_size), however few "
+        "of them fit into memory at once",
     ),
     **dict.fromkeys(("adam_epsilon", "adam_eps"), "Adam's epsilon is that of torch"),
     **dict.fromkeys(("logging_steps", "logging_strategy", "log_every", "log_completions"), "every update and sample is logged"),

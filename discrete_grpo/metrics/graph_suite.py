@@ -14,6 +14,7 @@ from typing import TypeAlias, cast
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
+from networkx.utils import graphs_equal
 
 from discrete_grpo.core.checks import check_samples
 from discrete_grpo.domains.graph6 import GraphLike, from_graph6
@@ -37,6 +38,7 @@ from discrete_grpo.metrics.suite import SuiteOptions, SuiteResult, estimates
 __all__ = ["graphs"]
 
 Rows: TypeAlias = Int[np.ndarray, " row"]
+_UNDIVIDED = "the reference has no training graphs beside its test graphs"
 _METHODS: Mapping[str, BlockMethod] = {"louvain": "louvain", "graph-tool": "graph_tool"}
 
 
@@ -51,7 +53,8 @@ def graphs(samples: Sequence[GraphLike | None], reference: GraphReference, optio
     Returns:
         The metrics of :func:`discrete_grpo.metrics.graphs.evaluate`, ``num_samples`` left out, and ``pgd``, without an interval,
         where its package is installed; classes are compared without intervals too. The perfect value of the MMDs, of their ratio
-        and of ``pgd`` is that of the training graphs, of the others that of the test graphs.
+        and of ``pgd`` is that of the training graphs, of the others that of the test graphs. Where these are the same, as those
+        of a file without splits, these distances, ``novel`` and ``vun`` have none, and a note says so.
 
     Raises:
         ImportError: if the block-model test asks for graph-tool and it is not installed.
@@ -65,29 +68,36 @@ def graphs(samples: Sequence[GraphLike | None], reference: GraphReference, optio
         raise ImportError("sbm_method: 'graph-tool' needs the library graph-tool, which is not installed; 'louvain' does not")
     facts = _facts(samples, reference, options.sbm_method)
     distances = _Distances(samples, reference)
+    train, test = reference.splits.train, reference.splits.test
+    undivided = len(train) == len(test) and all(map(graphs_equal, train, test))
 
     def perfect() -> dict[str, float]:
         fresh = _facts(reference.splits.test, reference, options.sbm_method)
-        found = _counts(fresh, np.arange(len(fresh.valid))) | _Distances(reference.splits.train, reference).statistics()
+        found = _counts(fresh, np.arange(len(fresh.valid)))
+        if undivided:
+            return {name: whole(statistic) for name, statistic in found.items() if name not in ("novel", "vun")}
+        found |= _Distances(reference.splits.train, reference).statistics()
         return {name: whole(statistic) for name, statistic in found.items()}
 
     found = estimates(lambda rows: _counts(facts, rows) | distances.statistics(rows), len(samples), perfect, options)
     if reference.labels is not None:
         found |= {name: Estimate(value) for name, value in class_distances(samples, reference.splits.test).items()}
-    note = polygraph.missing()
-    if not note:
-        found["pgd"] = _discrepancy(samples, reference)
+    notes = [f"perfect: left out for distances, novel and vun, as {_UNDIVIDED}"] if undivided else []
+    if missing := polygraph.missing():
+        notes.append(missing)
+    else:
+        found["pgd"] = _discrepancy(samples, reference, perfect=not undivided)
     settings: dict[str, float | str] = {"test_graphs": len(reference.splits.test), "shape": reference.shape}
     if reference.shape == "sbm":
         settings["sbm_method"] = options.sbm_method
-    return SuiteResult(found, (note,) * bool(note), settings)
+    return SuiteResult(found, tuple(notes), settings)
 
 
-def _discrepancy(samples: Sequence[GraphLike | None], reference: GraphReference) -> Estimate:
+def _discrepancy(samples: Sequence[GraphLike | None], reference: GraphReference, perfect: bool) -> Estimate:
     readable = [from_graph6(s) if isinstance(s, str) else s for s in samples if s is not None and matrix_of(s) is not None]
     test, train = list(reference.splits.test), list(reference.splits.train)
     value = polygraph.pgd(readable, test) if len(readable) > 1 else math.nan
-    return Estimate(value, perfect=polygraph.pgd(train, test) if len(train) > 1 else math.nan)
+    return Estimate(value, perfect=polygraph.pgd(train, test) if perfect and len(train) > 1 else math.nan)
 
 
 # -- validity, uniqueness, novelty

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from discrete_grpo.runs.checkpoint import Checkpoints
+from torch import nn
+
+from discrete_grpo.runs.checkpoint import Checkpoints, load_weights
 from discrete_grpo.training.distributed import ProcessGroup
+from discrete_grpo.training.lora import has_lora, merge_lora
 
 __all__ = ["Judge"]
 
@@ -51,6 +54,12 @@ class Judge:
     def restarted(self) -> None:
         """Judge no checkpoint by the next generation, since other weights draw it."""
         self.awaited = None
+
+    def load_best(self, module: nn.Module) -> None:
+        """Load the weights of the best checkpoint, if there is one, into ``module``, whose adapters are merged for it."""
+        best = None if self.checkpoints is None else self.checkpoints.best()
+        if best is not None:
+            load_weights(best, merge_lora(module) if has_lora(module) else module)
 
     def state_dict(self) -> dict[str, Any]:
         """The state in a checkpoint of the run."""

@@ -7,7 +7,7 @@ import hashlib
 import json
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,6 +23,7 @@ from discrete_grpo.core.scoring import Accounts
 from discrete_grpo.runs.checkpoint import CheckpointError, Checkpoints, describe, load_training, tensors_to_cpu
 from discrete_grpo.runs.console import print_notes
 from discrete_grpo.runs.folder import SETTINGS
+from discrete_grpo.runs.settings import flat_settings
 from discrete_grpo.training.config import GRPOConfig
 from discrete_grpo.training.distributed import ProcessGroup
 from discrete_grpo.training.lora import current_names
@@ -37,6 +38,7 @@ __all__ = [
     "global_state",
     "restore_global_state",
     "restore_weights",
+    "settings_of",
     "stored_state",
 ]
 
@@ -93,13 +95,18 @@ def checkpoints_of(run: str | Path | None, config: GRPOConfig) -> Checkpoints | 
 
 
 def stored_state(
-    checkpoints: Checkpoints | None, rewards: Sequence[Reward], functions: Mapping[str, str | None], processes: ProcessGroup
+    checkpoints: Checkpoints | None,
+    rewards: Sequence[Reward],
+    config: GRPOConfig,
+    functions: Mapping[str, str | None],
+    processes: ProcessGroup,
 ) -> dict[str, Any]:
-    """Return the training state of the newest checkpoint of a run; print a line if custom functions have changed.
+    """Return the training state of the newest checkpoint of a run; print a line per setting or custom function that has changed.
 
     Args:
         checkpoints: those of the run; None where it has no folder.
         rewards: rewards of the resumed run.
+        config: settings of the resumed run.
         functions: names of the custom functions of the resumed run, by the argument of the trainer; see
             :func:`~discrete_grpo.core.reward_arguments.function_names`. Functions of the same name are considered the same.
         processes: processes of the resumed run, and their device.
@@ -118,10 +125,16 @@ def stored_state(
         named = ", ".join(reward_names(rewards))
         raise ValueError(f"reward_funcs: {named}, expected {', '.join(state['rewards'])} as in the run to resume")
     if processes.first and not (checkpoints.folder.parent / SETTINGS).is_file():  # with that file, `train` reports these
-        before = state.get("functions", functions)  # checkpoints of earlier versions do not say
-        others = [name for name, now in functions.items() if before.get(name) != now]
-        print_notes(f"{name}: was {before.get(name)} in the run so far, is {functions[name]} from here on" for name in others)
+        before = {**state.get("config", {}), **state.get("functions", {})}  # checkpoints of earlier versions do not say
+        now = {**settings_of(config), **functions}
+        others = [name for name, value in now.items() if before.get(name, value) != value]
+        print_notes(f"{name}: was {before[name]} in the run so far, is {now[name]} from here on" for name in others)
     return state
+
+
+def settings_of(config: GRPOConfig) -> dict[str, Any]:
+    """The settings of a run by name, in the form in which a checkpoint keeps them."""
+    return flat_settings(json.loads(json.dumps(asdict(config), default=str)))
 
 
 def global_state() -> dict[str, Any]:

@@ -25,7 +25,7 @@ from discrete_grpo.core.reward_arguments import function_names, reward_list, rew
 from discrete_grpo.core.rollout import Policy, Reward, as_module
 from discrete_grpo.core.sample_metrics import SampleMetrics
 from discrete_grpo.core.scoring import Accounts, BudgetExhausted, RewardError
-from discrete_grpo.runs.checkpoint import Checkpoints, load_weights, tensors_to_cpu
+from discrete_grpo.runs.checkpoint import Checkpoints, tensors_to_cpu
 from discrete_grpo.runs.trackers import Tracker
 from discrete_grpo.training.best_checkpoint import Judge
 from discrete_grpo.training.bf16 import decide_and_tell
@@ -35,7 +35,7 @@ from discrete_grpo.training.distributed import ProcessGroup, accelerator
 from discrete_grpo.training.generation_advantages import AdvantageFunc
 from discrete_grpo.training.generation_metrics import generation_metrics
 from discrete_grpo.training.log import RunLog, check_names, training_bar
-from discrete_grpo.training.lora import has_lora, merge_lora, without_lora
+from discrete_grpo.training.lora import without_lora
 from discrete_grpo.training.minibatches import Batch, MiniBatches, StepChoice, TrainRows, choose_steps, window_weights
 from discrete_grpo.training.network import check_determinism, checkpoint_layers, compile_network, deterministic, tf32_products
 from discrete_grpo.training.on_update import OnUpdate, check_on_update, ends_run
@@ -45,7 +45,7 @@ from discrete_grpo.training.patience import calls_made, new_patience
 from discrete_grpo.training.reference_tables import reference_tables
 from discrete_grpo.training.rollout_queue import cut_as_before, cut_of, load_old, queue_states, read_rows, trusted_packages
 from discrete_grpo.training.sampler import GroupSampler, make_shards
-from discrete_grpo.training.state import RunState, checkpoints_of, stored_state
+from discrete_grpo.training.state import RunState, checkpoints_of, settings_of, stored_state
 from discrete_grpo.training.update import Learner, trajectory_kl
 
 __all__ = ["GRPOTrainer"]
@@ -117,7 +117,8 @@ class GRPOTrainer:
         self.checkpoints = checkpoints_of(run, config)
         self.judge = Judge(self.checkpoints, self.processes)
         self.functions = function_names(advantage_func=advantage_func, surrogate_func=surrogate_func)
-        stored = stored_state(self.checkpoints, self.rewards, self.functions, self.processes) if resume else None
+        stored = stored_state(self.checkpoints, self.rewards, config, self.functions, self.processes) if resume else None
+        self.settings = settings_of(config)
         if self.checkpoints is not None and not resume:
             self.checkpoints.check_new()
         self.bf16 = decide_and_tell(config.bf16, self.processes, kept=None if stored is None else stored.get("bf16"))
@@ -220,15 +221,9 @@ class GRPOTrainer:
             self.learner.forget_tables()
             if self.log is not None:
                 self.log.close()
-        self._load_best()
+        if self.config.load_best_model_at_end:
+            self.judge.load_best(self._kept)
         return self.history
-
-    def _load_best(self) -> None:
-        """Load the weights of the best checkpoint if ``load_best_model_at_end`` is set."""
-        if self.checkpoints is None or not self.config.load_best_model_at_end:
-            return
-        if (best := self.checkpoints.best()) is not None:
-            load_weights(best, merge_lora(self._kept) if has_lora(self._kept) else self._kept)
 
     def _stopped(self, stop: object) -> bool:
         """Whether the run ends here in all processes, after a checkpoint was written.
@@ -380,7 +375,7 @@ class GRPOTrainer:
             pending = {"shards": shards, "shared": self.pending.metrics, "done": self.pending.done, "cut": cut_of(self.pending)}
         drawing = [snapshot for snapshot, _ in told]
         state = {"step": self.step, "rewards": reward_names(self.rewards), "pending": pending, "position": log.position()}
-        state |= {"functions": self.functions, "device": self.accelerator.device.type}
+        state |= {"functions": self.functions, "config": self.settings, "device": self.accelerator.device.type}
         state |= {"judge": self.judge.state_dict(), "bf16": self.bf16, "passes": self.config.passes}
         state |= self.state.learning() | self.state.drawing(drawing)
         metadata = self.metadata | {"grpo_steps": self.step}

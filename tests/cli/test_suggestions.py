@@ -61,7 +61,7 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
         ("grpo.wandb_log", "report_to"),
         ("use_wandb", "report_to"),
         ("train.batch_size", "grpo.generation_batch_size"),
-        ("train.gradient_accumulation_steps", "grpo.per_device_batch_size"),
+        ("train.micro_batch_size", "grpo.per_device_batch_size"),
         ("n_epochs", "grpo.max_steps"),
         ("num_inner_epochs", "grpo.num_iterations"),
         ("grad_clip", "grpo.max_grad_norm"),
@@ -96,6 +96,9 @@ def test_what_has_no_field_is_said(told: Callable[..., str]) -> None:
     assert told("train", "demo", "--grpo.gae_lambda=1") == (
         "unknown field 'grpo.gae_lambda'; GRPO has no value function and no discount, so there is no such setting"
     )
+    accumulation = told("train", "demo", "--grpo.gradient_accumulation_steps=4")
+    assert "an update learns from generation_batch_size / steps_per_generation samples" in accumulation
+    assert "did you mean" not in accumulation
 
 
 def test_no_name_in_the_table_is_one_of_ours_or_stands_for_two_fields() -> None:

@@ -66,6 +66,17 @@ def test_the_perfect_generator() -> None:
     assert found["nodes"].perfect == 16.0
 
 
+def test_a_reference_in_one_part_is_not_compared_with_itself() -> None:
+    test = SPLITS.test[:10]
+    whole = GraphReference(GraphSplits(tuple(g.copy() for g in test), (), test), "tree")
+    result = graphs(SAMPLES, whole, SuiteOptions(bootstrap=0))
+    ideal = {name: estimate.perfect for name, estimate in result.metrics.items()}
+    assert {name for name, value in ideal.items() if math.isnan(value)} >= {"mmd_degree", "mmd_wavelet", "ratio", "novel", "vun"}
+    assert (ideal["valid"], ideal["nodes"]) == (1.0, 16.0)
+    assert any(note.startswith("perfect: left out for distances, novel and vun") for note in result.notes)
+    assert result.metrics["mmd_degree"].value == graphs(SAMPLES, REFERENCE, OPTIONS).metrics["mmd_degree"].value
+
+
 def test_intervals_are_reproducible_and_can_be_left_out() -> None:
     first, second = (graphs(SAMPLES, REFERENCE, OPTIONS).metrics for _ in range(2))
     assert repr(first) == repr(second)

@@ -170,7 +170,7 @@ def test_a_run_goes_on_in_the_middle_of_a_generation_to_the_bit(tmp_path: Path, 
     whole = run("whole", 5)
     run("parts", 2)
     assert all(torch.equal(a, b) for a, b in zip(run("parts", 5, resume=True), whole, strict=True))
-    assert "in the run so far" not in capsys.readouterr().err
+    assert capsys.readouterr().err.count("in the run so far") == 1  # max_steps
     run("parts", 6, resume=True, surrogate_func=None)
     said = capsys.readouterr().err
     assert said.count("surrogate_func: was same_surrogate in the run so far, is None from here on") == 1
@@ -178,6 +178,22 @@ def test_a_run_goes_on_in_the_middle_of_a_generation_to_the_bit(tmp_path: Path, 
     (tmp_path / "parts/settings.json").write_text("{}")  # of `train`, which tells of them itself
     run("parts", 7, resume=True)
     assert "surrogate_func" not in capsys.readouterr().err
+
+
+def test_other_settings_of_a_resumed_run_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def run(resume: bool = True, **changed: Any) -> list[str]:
+        config = GRPOConfig(**SMALL | {"max_steps": 1, "beta": 0.1, "learning_rate": 0.01} | changed)
+        GRPOTrainer(tiny_policy(), share_of_class_two, config, run=tmp_path, resume=resume).train()
+        return [line for line in capsys.readouterr().err.splitlines() if "in the run so far" in line]
+
+    assert run(resume=False) == []
+    assert run() == []
+    assert sorted(run(max_steps=2, learning_rate=0.02, beta=0.2, seed=7)) == [
+        "beta: was 0.1 in the run so far, is 0.2 from here on",
+        "learning_rate: was 0.01 in the run so far, is 0.02 from here on",
+        "max_steps: was 1 in the run so far, is 2 from here on",
+        "seed: was 42 in the run so far, is 7 from here on",
+    ]
 
 
 def broken(kind: str) -> Any:
