@@ -246,7 +246,7 @@ def _evaluate() -> _Parser:
     parser.add_argument("file", help=about)
     about = (
         "data that novelty is measured against: a SMILES file; of molecules in space, an .sdf, .xyz or .smi file with positions; of"
-        " graphs, a named set or a file or folder of graphs"
+        " graphs, a named set, a file or folder of graphs, or a run, for the graphs that it was trained on and tested with"
     )
     parser.option("reference", _text, "FILE", about)
     shapes = "planar, tree, sbm or connected, of directed graphs dag or connected"

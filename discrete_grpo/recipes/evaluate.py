@@ -85,6 +85,7 @@ def evaluate(
         family = KINDS[kind]({}) if kind else _recognised(samples, options.get("max_bytes", MAX_BYTES))
     else:
         family = KINDS[kind or SUITES.get(suite or "") or kind_of_samples(samples)]({})
+    _check_no_reference_run(family, {name: options[name] for name in REFERENCES if isinstance(options.get(name), str | Path)})
     told = {name: "a list" for name in REFERENCES if not isinstance(options.get(name), str | Path | None)}
     _check_options(family, FileOptions(suite=suite, **{**options, **told}))
     if not isinstance(samples, str | Path) and not samples:
@@ -139,6 +140,13 @@ def _check_no_run(argument: str, path: str | Path) -> None:
         raise ValueError(f"{argument}: {path} is a run folder, expected a file of samples, such as samples.csv.gz in it")
 
 
+def _check_no_reference_run(family: Family, given: Mapping[str, str | Path]) -> None:
+    """Raise ``ValueError`` for a run folder as a reference, which only graphs can be compared with."""
+    if family.column != "graph":
+        for name, path in given.items():
+            _check_no_run(name, path)
+
+
 def evaluate_file(
     file: str, options: FileOptions | None = None, *, out: str | None = None, kind: str | None = None
 ) -> dict[str, float]:
@@ -162,6 +170,7 @@ def evaluate_file(
     _check_no_run("file", file)
     kind = kind or ("molecules" if options.smiles_column is not None else None)
     family = KINDS[kind]({}) if kind else _recognised(file, options.max_bytes)
+    _check_no_reference_run(family, {name: read for name in REFERENCES if (read := getattr(options, name)) is not None})
     _check_options(family, options)
     samples, columns = _read(family, file, options)
     of_run = Path(file).name.removesuffix(".gz").endswith((".csv", ".tsv"))  # all of its samples may be invalid

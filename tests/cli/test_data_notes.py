@@ -83,6 +83,7 @@ def test_samples_that_are_left_out_of_the_lines_are_counted(folder: Path, capsys
     [
         (["sample", "digits", "-n", "2", "--columns=table.csv"], "columns: table.csv is a table, expected a file of JSON lines"),
         (["evaluate", "runs/one"], "file: runs/one is a run folder, expected a file of samples, such as samples.csv.gz in it"),
+        (["evaluate", "samples.smi", "--reference=runs/one"], "reference: runs/one is a run folder, expected a file of samples"),
         (
             ["train", "--policy=smiles-zinc", "--reward=score_of_length.length", "--reward.target=3", "--output_dir=run"],
             "reward: score_of_length.length is a function, which takes no arguments here (target), expected a class with them",
@@ -94,6 +95,7 @@ def test_what_was_meant_otherwise_is_told(
 ) -> None:
     monkeypatch.syspath_prepend(str(folder))
     (folder / "table.csv").write_text("label\n3\n")
+    (folder / "samples.smi").write_text("CCO\n")
     (folder / "score_of_length.py").write_text("def length(samples, **columns):\n    return [1.0] * len(samples)\n")
     (folder / "runs" / "one").mkdir(parents=True)
     (folder / "runs" / "one" / "run.json").write_text("{}")

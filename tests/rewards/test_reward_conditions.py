@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
@@ -69,6 +70,6 @@ def test_a_sample_without_the_condition_has_no_score() -> None:
     samples, some = ["c1ccccc1CO", "CCO", None], [None, 1.0, 2.0]
     assert HitsProperty("MolLogP")(samples, MolLogP=some) == [None, *HitsProperty("MolLogP")(samples[1:], MolLogP=some[1:])]
     assert keeps_scaffold(samples, scaffold=[None, "CC", "CC"]) == [None, 1.0, 0.0]
-    columns = {"scaffold": ["c1ccccc1", None, None], "MolLogP": [None, None, 3.0]}
+    columns: dict[str, Any] = {"scaffold": ["c1ccccc1", None, None], "MolLogP": [None, None, 3.0]}
     assert keeps_scaffold(samples, **columns) == [1.0, None, None]
     assert HitsProperty("MolLogP")(samples, **columns) == [None, None, 0.0]

@@ -24,7 +24,15 @@ from discrete_grpo.metrics.graphs import read_graphs
 from discrete_grpo.recipes.families import Columns, Family, FileOptions
 from discrete_grpo.recipes.kinds.graph_objects import lines_of
 from discrete_grpo.recipes.kinds.graph_sources import changed_source, tell_no_reference
-from discrete_grpo.recipes.kinds.graphs import LINES, labels_of, own_options, view_of, writers_of
+from discrete_grpo.recipes.kinds.graphs import (
+    LINES,
+    labels_of,
+    own_options,
+    reference_of_run,
+    run_metadata,
+    view_of,
+    writers_of,
+)
 from discrete_grpo.recipes.reward_kinds import check_kind
 from discrete_grpo.runs.report.graphs import render_graph
 from discrete_grpo.runs.serialization import CheckpointError
@@ -50,11 +58,15 @@ def reference_of(metadata: Columns) -> metrics.DigraphReference | None:
 def load_reference(options: FileOptions) -> metrics.DigraphReference:
     """The set that samples of a file are compared with: a file or folder of directed graphs, all of them both parts.
 
+    A run folder stands for the set of its policy, in the parts of its training.
+
     Raises:
         FileNotFoundError: if there is no such file.
-        ValueError: if it holds no directed graphs, or for a shape of undirected graphs.
+        ValueError: if it holds no directed graphs, for a shape of undirected graphs, or if the set of a run is not here.
     """
     source = str(options.reference)
+    if (metadata := run_metadata(source)) is not None:
+        return reference_of_run(source, reference_of(metadata), options)
     if not is_own(source):
         raise ValueError(f"reference: {source!r}, expected a file or folder of directed graphs")
     with told_as("reference"):

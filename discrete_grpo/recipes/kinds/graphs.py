@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from discrete_grpo.core.checks import told_as
 from discrete_grpo.core.description import innermost
@@ -26,6 +27,10 @@ from discrete_grpo.recipes.kinds.graph_objects import lines_of
 from discrete_grpo.recipes.kinds.graph_sources import changed_source, shape_of, tell_no_reference
 from discrete_grpo.recipes.reward_kinds import check_kind
 from discrete_grpo.rewards.graph_views import GraphView
+from discrete_grpo.runs.checkpoint import load_metadata
+from discrete_grpo.runs.checkpoint_names import find_checkpoint
+from discrete_grpo.runs.folder import RUN
+from discrete_grpo.runs.recorder import METRICS
 from discrete_grpo.runs.report.graphs import render_graph
 from discrete_grpo.runs.serialization import CheckpointError
 
@@ -36,10 +41,13 @@ __all__ = [
     "load_reference",
     "own_options",
     "reference_of",
+    "reference_of_run",
+    "run_metadata",
     "view_of",
     "writers_of",
 ]
 
+Reference = TypeVar("Reference", bound=Any)
 LINES = (".g6", ".d6", ".txt")
 """Endings of files of lines."""
 LOOKED_AT = 100
@@ -94,9 +102,16 @@ def _own(source: str, options: FileOptions) -> OwnGraphs:
 def load_reference(options: FileOptions) -> metrics.GraphReference:
     """The set that samples of a file are compared with: a named set, an npz file of splits, or a file or folder of own graphs.
 
-    Graphs of a source without splits are both training and test graphs.
+    Graphs of a source without splits are both training and test graphs. A run folder stands for the set of its policy, in the
+    parts of its training.
+
+    Raises:
+        FileNotFoundError: if there is no such file or folder.
+        ValueError: if it cannot be read, or the set of a run is not here or has other content.
     """
     source = str(options.reference)
+    if (metadata := run_metadata(source)) is not None:
+        return reference_of_run(source, reference_of(metadata), options)
     labels = None
     with told_as("reference"):
         if not is_own(source) and not source.endswith(".npz"):
@@ -105,6 +120,22 @@ def load_reference(options: FileOptions) -> metrics.GraphReference:
             own = _own(source, options)
             splits, labels = labelled_splits(own), None if own.labels.plain else own.labels
     return metrics.GraphReference(splits, cast(Shape, options.shape) or shape_of(source), labels=labels)
+
+
+def run_metadata(source: str) -> Columns | None:
+    """The metadata of the newest policy of a run folder; None for what is no run folder."""
+    if not any((Path(source) / name).is_file() for name in (RUN, METRICS)):
+        return None
+    return load_metadata(find_checkpoint(source))
+
+
+def reference_of_run(source: str, found: Reference | None, options: FileOptions) -> Reference:
+    """The reference of a run, with the shape of ``options``, if any; raises ValueError where the run has none."""
+    if found is None:
+        raise ValueError(
+            f"reference: {source!r} is a run whose training graphs are not here, expected one that has them, or a file"
+        )
+    return found if options.shape is None else replace(found, shape=options.shape)
 
 
 def view_of(labels: Labels | None) -> Callable[[Any, Any], GraphView]:
