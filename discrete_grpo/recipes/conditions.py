@@ -15,6 +15,7 @@ from discrete_grpo.core.processes import is_first
 from discrete_grpo.datasets.text_files import text_lines
 from discrete_grpo.recipes.families import Columns
 from discrete_grpo.recipes.loading import LoadedPolicy
+from discrete_grpo.rewards.conditions import keeps_scaffold
 from discrete_grpo.runs.checkpoint_names import BUNDLED
 from discrete_grpo.runs.console import print_notes
 from discrete_grpo.runs.folder import check_free
@@ -31,6 +32,7 @@ __all__ = [
     "prepare_and_tell",
     "prepare_columns",
     "read_columns",
+    "scaffold_share",
     "tell_unread",
 ]
 
@@ -96,6 +98,21 @@ def measured_columns(table: Mapping[str, Sequence[Any]], conditions: Collection[
     {'measured_logP': [1.2], 'SA': [2.0]}
     """
     return {f"measured_{name}" if name in conditions else name: values for name, values in table.items()}
+
+
+def scaffold_share(samples: Sequence[Any], columns: Mapping[str, Sequence[Any]], kind: str) -> dict[str, float]:
+    """``keeps_scaffold``, the share of molecules that contain the scaffold of their condition; nothing if it names no molecule.
+
+    >>> scaffold_share(["c1ccccc1C", "CC", None, "CCO"], {"scaffold": ["c1ccccc1"] * 3 + [None]}, "molecules")
+    {'keeps_scaffold': 0.3333333333333333}
+    """
+    if kind != "molecules" or all(core is None for core in columns.get("scaffold", ())):
+        return {}
+    try:
+        kept = [one for one in keeps_scaffold(samples, scaffold=columns["scaffold"]) if one is not None]
+    except ValueError:  # a condition for rewards of one's own
+        return {}
+    return {"keeps_scaffold": sum(kept) / len(kept)}
 
 
 def column_names(policy: Any, conditions: Sequence[Columns] | None) -> Collection[str] | None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import csv
 import errno
 import json
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import networkx as nx
+import numpy as np
 import pytest
 
 from discrete_grpo import GRPOConfig, SamplerOptions, evaluate, sample, train
@@ -20,11 +23,13 @@ from discrete_grpo.domains.spatial_molecules import to_cxsmiles
 from discrete_grpo.domains.tokenizer import Tokenizer
 from discrete_grpo.models.gpt import GPT, GPTConfig
 from discrete_grpo.policies.tokens import TokenPolicy
-from discrete_grpo.recipes.conditions import check_read, tell_unread
+from discrete_grpo.recipes.conditions import check_read, scaffold_share, tell_unread
 from discrete_grpo.recipes.evaluate import evaluate_file
 from discrete_grpo.recipes.loading import load, load_policy
 from discrete_grpo.recipes.sample import sample_file, sample_lines, sample_policy
+from discrete_grpo.rewards.conditions import keeps_scaffold
 from discrete_grpo.rewards.molecules import validity
+from discrete_grpo.runs.recorder import read_samples
 from tests.recipes.pretraining.sft_cases import SCALES, texts
 
 
@@ -103,6 +108,23 @@ def test_a_scaffold_may_be_any_smiles_of_it_for_a_policy_object_too() -> None:
     )
     with pytest.raises(ValueError, match=r"^scaffold: 'c1ccncc', expected a valid, connected SMILES$"):
         sample(load_policy("smiles-zinc"), 1, columns=[{"scaffold": "c1ccncc"}])
+
+
+def test_samples_around_a_scaffold_say_how_many_keep_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = sample_file("smiles-zinc", 12, str(tmp_path / "s.csv"), scaffold="c1ccncc1")
+    smiles = [row["smiles"] or None for row in csv.DictReader(path.read_text().splitlines())]
+    kept = sum(one is not None and keeps_scaffold([one], scaffold=["c1ccncc1"])[0] == 1 for one in smiles)
+    shown = dict(re.findall(r"│ (\w+) +│ +([\d.]+) │", capsys.readouterr().out))
+    assert float(shown["keeps_scaffold"]) == pytest.approx(kept / 12, abs=1e-4)
+    grpo, columns = GRPOConfig(max_steps=1, num_generations=2, generation_batch_size=2), [{"scaffold": "c1ccncc1"}, {}]
+    found = train("smiles-zinc", validity, output_dir=tmp_path / "run", grpo=grpo, columns=columns, evaluation_samples=6)
+    table = read_samples(tmp_path / "run/evaluation_after.csv.gz")
+    asked = [sample for sample, core in zip(table["sample"], table["scaffold"], strict=True) if core]
+    assert len(asked) == 3
+    assert found["after"]["keeps_scaffold"] == np.mean(keeps_scaffold(asked, scaffold=["c1ccncc1"] * 3))
+    assert scaffold_share(["CC"], {"scaffold": ["a name"]}, "molecules") == {}
+    assert scaffold_share(["CC"], {"scaffold": ["CC"]}, "text") == {}
+    assert scaffold_share(["CC"], {}, "molecules") == {}
 
 
 def test_the_conditions_of_a_policy_object_of_unknown_kind_are_those_given() -> None:
