@@ -301,13 +301,13 @@ class Substructure:
         return [0.0 if mol is None else float(mol.HasSubstructMatch(self._pattern)) for mol in mols]
 
 
-def _modify(
+def modified(
     reward: Callable[..., Sequence[float | None]],
     shape: Callable[[float], float],
     samples: Sequence[str | None],
     columns: dict[str, Sequence[Any]],
 ) -> list[float | None]:
-    """Apply ``shape`` to each score; 0 for an invalid sample, None where the score is unknown."""
+    """Apply ``shape`` to each score of a reward; 0 for an invalid sample, None where the score is unknown."""
     scores = score_one(reward, samples, columns).tolist()
     valid = [mol is not None for mol in parse_all(samples)]
     shaped = [None if math.isnan(x) else shape(x) for x in scores]
@@ -337,7 +337,7 @@ class Target:
     scale: float
 
     def __post_init__(self) -> None:
-        _check_callable(self.property)
+        check_property(self.property)
         check_range("value", self.value)
         check_range("scale", self.scale, above=0)
 
@@ -358,7 +358,7 @@ class Target:
             A number in [0, 1] per sample, 1 where the property has the target value; 0 for an invalid molecule, None where the
             property is unknown.
         """
-        return _modify(self.property, lambda x: gaussian(x, self.value, self.scale), samples, columns)
+        return modified(self.property, lambda x: gaussian(x, self.value, self.scale), samples, columns)
 
 
 @dataclass(frozen=True)
@@ -384,7 +384,7 @@ class InRange:
     scale: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_callable(self.property)
+        check_property(self.property)
         for name in ("low", "high"):
             if not isinstance(bound := getattr(self, name), Real):
                 raise ValueError(f"{name}: {bound!r}, expected a number")
@@ -408,7 +408,7 @@ class InRange:
         Returns:
             A number in [0, 1] per sample, 1 within the range; 0 for an invalid molecule, None where the property is unknown.
         """
-        return _modify(self.property, self._shape, samples, columns)
+        return modified(self.property, self._shape, samples, columns)
 
     def _shape(self, x: float) -> float:
         distance = max(self.low - x, x - self.high, 0.0)
@@ -417,7 +417,8 @@ class InRange:
         return gaussian(distance, 0.0, self.scale) if self.scale else 0.0
 
 
-def _check_callable(reward: object) -> None:
+def check_property(reward: object) -> None:
+    """Raise ``ValueError`` unless ``reward`` is a callable without a memory."""
     if not callable(reward):
         raise ValueError(f"property: {reward!r}, expected a reward, a callable from samples to numbers")
     check_forgets(reward)

@@ -25,6 +25,7 @@ MODULES = {
     "digraphs": "Directed graphs",
     "images": "Images",
     "judge": "Text, and networks as rewards",
+    "transforms": "Components of scores as in REINVENT",
     "combine": "Combinations of rewards",
     "pool": "Rewards in worker processes",
     "classifier": "Classifiers of molecules",

@@ -58,6 +58,7 @@ KEEPERS = {
         "rewards.molecules",
         "rewards.scoring_parts",
         "rewards.spatial",
+        "rewards.transforms",
         "metrics.alerts",
         "metrics.molecule_suite",
         "metrics.molecule_table",
