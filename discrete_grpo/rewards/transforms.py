@@ -18,8 +18,6 @@ from discrete_grpo.rewards.molecules import Substructure, check_property, modifi
 
 __all__ = ["CustomAlerts", "Descriptor", "DoubleSigmoid", "ReverseSigmoid", "Sigmoid"]
 
-Property = Callable[..., Sequence[float | None]]
-
 
 @dataclass(frozen=True)
 class Descriptor:
@@ -101,7 +99,7 @@ class Sigmoid:
     [0.5, 1.0, 0.0]
     """
 
-    property: Property
+    property: Callable[..., Sequence[float | None]]
     low: float
     high: float
     k: float = 0.5
@@ -117,7 +115,7 @@ class Sigmoid:
         return f"{reward_name(self.property)} above {self.low:g}..{self.high:g}"
 
     @property
-    def inner(self) -> tuple[Property, ...]:
+    def inner(self) -> tuple[Callable[..., Sequence[float | None]], ...]:
         """The property, alone."""
         return (self.property,)
 
@@ -153,7 +151,7 @@ class ReverseSigmoid:
     [0.5, 0.0, 0.0]
     """
 
-    property: Property
+    property: Callable[..., Sequence[float | None]]
     low: float
     high: float
     k: float = 0.5
@@ -169,7 +167,7 @@ class ReverseSigmoid:
         return f"{reward_name(self.property)} below {self.low:g}..{self.high:g}"
 
     @property
-    def inner(self) -> tuple[Property, ...]:
+    def inner(self) -> tuple[Callable[..., Sequence[float | None]], ...]:
         """The property, alone."""
         return (self.property,)
 
@@ -206,7 +204,7 @@ class DoubleSigmoid:
     [0.5, 0.418, 0.0, 0.0]
     """
 
-    property: Property
+    property: Callable[..., Sequence[float | None]]
     low: float
     high: float
     coef_div: float = 100.0
@@ -225,7 +223,7 @@ class DoubleSigmoid:
         return f"{reward_name(self.property)} within {self.low:g}..{self.high:g}"
 
     @property
-    def inner(self) -> tuple[Property, ...]:
+    def inner(self) -> tuple[Callable[..., Sequence[float | None]], ...]:
         """The property, alone."""
         return (self.property,)
 
