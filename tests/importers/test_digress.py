@@ -17,6 +17,7 @@ import torch
 from discrete_grpo.core.rollout import group_contexts
 from discrete_grpo.diffusion.flow import FlowEuler
 from discrete_grpo.diffusion.kernels import D3PM
+from discrete_grpo.domains import graph6
 from discrete_grpo.importers import import_checkpoint, import_defog, import_digress, import_graph_grpo
 from discrete_grpo.importers.graph_data import DataName, known_data, read_statistics
 from discrete_grpo.importers.lightning import plain, read_lightning
@@ -93,9 +94,14 @@ def test_graph_grpo_takes_the_stored_prior_and_sizes(tmp_path: Path) -> None:
     buffers |= {"model.node_count_prob": torch.tensor([0.0, 0.0, 0.0, 0.25, 0.5, 0.25]), "model._device_buffer": torch.zeros(1)}
     state = buffers | {"model.model." + k: t for k, t in made[0].items()}
     torch.save({"state_dict": state}, tmp_path / "x.ckpt")
-    policy = import_graph_grpo(tmp_path / "x.ckpt", dataset="planar", num_steps=7).policy
+    imported = import_graph_grpo(tmp_path / "x.ckpt", dataset="planar", num_steps=7)
+    policy = imported.policy
     assert_their_logits(policy, made, PLANAR, PLANAR)
     assert isinstance(policy.edge_kernel, FlowEuler)
+    assert (policy.edge_kernel.eta, policy.edge_kernel.omega, policy.temperature) == (0.0, 0.0, 1.0)
+    assert imported.taken["eta"][1] == imported.taken["omega"][1] == "published"
+    assert imported.taken["features"][0] == "rrwp, 12 steps"
+    assert policy.encode is graph6.graphs_to_batch
     assert policy.edge_kernel.noise.prior == pytest.approx((0.7, 0.3))
     assert policy.node_counts == (0.0, 0.0, 0.0, 0.25, 0.5, 0.25)
 
