@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from discrete_grpo.datasets.molecules import MoleculeStatistics, statistics
 from discrete_grpo.diffusion.schedules import DigressSchedule, PolydecDistortion
 from discrete_grpo.domains.molecules import decode
 from discrete_grpo.domains.tokenizer import Property
+from discrete_grpo.models.graph_transformer import NetworkSizes
 from discrete_grpo.policies.graph import GraphPolicy
 from discrete_grpo.recipes.pretraining.diffusion import DiffusionOptions, diffusion_policy
 from discrete_grpo.recipes.pretraining.graphs import PretrainGraphsRecipe
@@ -149,7 +151,7 @@ def test_a_network_is_called_with_and_without_properties(stats: MoleculeStatisti
     assert seen == [4, 5]
 
 
-def test_an_own_denoiser_belongs_to_recipes_of_graphs(stats: MoleculeStatistics, tmp_path: Path) -> None:
+def test_an_own_denoiser_belongs_to_recipes_of_graphs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     network = PlainDenoiser(1, 2, 1, 2)
     for recipe in (PretrainSmilesRecipe(output_dir=str(tmp_path / "a")), JudgeRecipe(output_dir=str(tmp_path / "a"))):
         with pytest.raises(ValueError, match=f"^network: PlainDenoiser with {type(recipe).__name__}, expected none"):
@@ -164,6 +166,10 @@ def test_an_own_denoiser_belongs_to_recipes_of_graphs(stats: MoleculeStatistics,
     folder = pretrain(trees, network=network)
     assert load_metadata(folder)["shape"] == "tree"
     assert isinstance(read_policy(folder, trusted=("discrete_grpo", "tests")).network, PlainDenoiser)
+    unused = "network: the sizes that the recipe has are not used, as a network of your own is given"
+    assert unused not in capsys.readouterr().err
+    pretrain(replace(trees, output_dir=str(tmp_path / "sized"), network=NetworkSizes(layers=1)), network=network)
+    assert unused in capsys.readouterr().err
 
 
 def test_pretrain_runs_the_recipe_it_is_given(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from torch import nn
 from discrete_grpo.core.checks import check_folder_name
 from discrete_grpo.core.processes import is_first
 from discrete_grpo.recipes.failed_runs import withdrawn_on_failure
+from discrete_grpo.runs.console import print_notes
 from discrete_grpo.runs.folder import check_unused
 from discrete_grpo.runs.settings import tell_new_folder
 
@@ -83,6 +84,7 @@ def pretrain(
 
 def _pretrain(recipe: AnyRecipe, data: Iterable[Any] | None, network: nn.Module | None, resume: bool) -> Path:
     """Do the work of :func:`pretrain`, inside the lock of the run folder."""
+    from discrete_grpo.models.graph_transformer import NetworkSizes
     from discrete_grpo.recipes.pretraining import (
         digits,
         given_data,
@@ -100,6 +102,8 @@ def _pretrain(recipe: AnyRecipe, data: Iterable[Any] | None, network: nn.Module 
         recipe = given_data.with_kept_data(recipe)
     if data is not None:
         recipe = given_data.with_data(recipe, data, resume=resume)
+    if is_first() and network is not None and getattr(recipe, "network", None) not in (None, NetworkSizes()):
+        print_notes(["network: the sizes that the recipe has are not used, as a network of your own is given"])
     if isinstance(recipe, molecules.PretrainRecipe):
         return molecules.run_pretrain(recipe, network=network, resume=resume)
     if isinstance(recipe, graphs.PretrainGraphsRecipe):
