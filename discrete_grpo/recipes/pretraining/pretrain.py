@@ -102,7 +102,8 @@ def _pretrain(recipe: AnyRecipe, data: Iterable[Any] | None, network: nn.Module 
         recipe = given_data.with_kept_data(recipe)
     if data is not None:
         recipe = given_data.with_data(recipe, data, resume=resume)
-    if is_first() and network is not None and getattr(recipe, "network", None) not in (None, NetworkSizes()):
+    sizes = getattr(recipe, "network", None)
+    if is_first() and network is not None and isinstance(sizes, NetworkSizes) and sizes != NetworkSizes():
         print_notes(["network: the sizes that the recipe has are not used, as a network of your own is given"])
     if isinstance(recipe, molecules.PretrainRecipe):
         return molecules.run_pretrain(recipe, network=network, resume=resume)
