@@ -7,7 +7,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +35,17 @@ CASES: dict[str, dict[str, Any]] = {
     "plain": {},
     "grpo": {"loss_type": "grpo", "scale_rewards": "batch"},
     "dr_grpo": {"loss_type": "dr_grpo", "timestep_fraction": 0.5},
-    "reuse": {"steps_per_generation": 2, "num_iterations": 2, "max_steps": 6, "save_steps": 3},
+    "reuse": {"steps_per_generation": 2, "num_iterations": 2, "max_steps": 6, "save_steps": 2, "metric_for_best_model": "reward"},
     "entropy": {"top_entropy_quantile": 0.5, "entropy_coef": 0.01, "use_adaptive_entropy": True, "entropy_target": 0.5},
     "reward_kl": {"kl_in": "reward", "steps_per_generation": 2, "max_steps": 4},
-    "resample": {"zero_std_groups": "resample", "max_resampling_rounds": 3},
+    "uneven": {"max_steps": 50, "save_steps": 100, "metric_for_best_model": "reward"},
+    "resample": {
+        "metric_for_best_model": "kl",
+        "greater_is_better": False,
+        "save_steps": 1,
+        "zero_std_groups": "resample",
+        "max_resampling_rounds": 3,
+    },
     "refine": {"refine_fraction": 0.5, "max_steps": 5},
     "replay": {"replay_samples": 2, "replay_memory": 6, "steps_per_generation": 2, "num_iterations": 2, "max_steps": 6},
     "own": {"steps_per_generation": 2, "num_iterations": 2, "max_steps": 6, "save_steps": 3},
@@ -100,17 +107,30 @@ OWN: dict[str, Any] = {"advantage_func": over_the_generation, "surrogate_func": 
 REWARDS = {"resample": rounded, "fails": fails_in_the_second, "idle": idle_in_the_second}
 
 
+class EndsInTheSecond(Ledger):
+    """A ledger whose budget is used up in the second process alone."""
+
+    updates: Callable[[], int]
+
+    @property
+    def exhausted(self) -> bool:
+        return os.environ.get("RANK", "0") == "1" and self.updates() >= 3
+
+
 def trainer(case: str, folder: Path, *, resume: bool = False, **changed: Any) -> GRPOTrainer:
     policy: Policy = tiny_policy().double()
     if case == "sizes":
         policy = SizedPolicy(tiny_policy().double(), RunningSizes([0.0, 0.3, 0.4, 0.3], rate=0.2))
     ledger = None
-    if case in ("budget", "stale"):
+    if case in ("budget", "stale", "uneven"):
         path = folder / "ledger.sqlite"
         path.parent.mkdir(parents=True, exist_ok=True)
         calls = 30 if case == "budget" else None
-        ledger = Ledger(path, max_oracle_calls=calls, cache=ScoreCache(), rank=int(os.environ.get("RANK", "0")))
-    return GRPOTrainer(
+        kind = EndsInTheSecond if case == "uneven" else Ledger
+        ledger = kind(path, max_oracle_calls=calls, cache=ScoreCache(), rank=int(os.environ.get("RANK", "0")))
+    if isinstance(ledger, EndsInTheSecond):
+        ledger.updates = lambda: made.step
+    made = GRPOTrainer(
         policy,
         REWARDS.get(case, share_of_class_two),
         GRPOConfig(**SMALL | CASES[case] | changed),
@@ -120,6 +140,7 @@ def trainer(case: str, folder: Path, *, resume: bool = False, **changed: Any) ->
         sample_metrics=bad_metrics if case == "broken_metrics" else SampleMetrics(text_and_rank, of_described),
         **(OWN if case == "own" else {}),
     )
+    return made
 
 
 def interrupted(folder: Path) -> GRPOTrainer:

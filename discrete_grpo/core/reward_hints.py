@@ -20,7 +20,7 @@ def error_hint(error: BaseException, samples: Sequence[Any]) -> str:
     ...     "CCO".GetNumAtoms()
     ... except AttributeError as error:
     ...     error_hint(error, ["CCO"])
-    "; samples are text, such as 'CCO': molecule_reward passes RDKit molecules; rewards_see, and GraphView outside train, graphs"
+    "; samples are text, such as 'CCO': molecule_reward passes RDKit molecules; rewards_see in train, or a GraphView, passes graphs"
     """
     if not isinstance(error, TypeError | AttributeError):
         return ""
@@ -32,7 +32,7 @@ def error_hint(error: BaseException, samples: Sequence[Any]) -> str:
     text, failed = next((sample for sample in samples if isinstance(sample, str)), ""), getattr(error, "obj", None)
     if text and ("(str)" in said or "(str," in said or (isinstance(failed, str) and failed in samples)):
         shown = f"{text[:40]}..." if len(text) > 40 else text
-        passes = "molecule_reward passes RDKit molecules; rewards_see, and GraphView outside train, graphs"
+        passes = "molecule_reward passes RDKit molecules; rewards_see in train, or a GraphView, passes graphs"
         return f"; samples are text, such as {shown!r}: {passes}"
     return ""
 

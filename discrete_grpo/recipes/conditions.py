@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 RESERVED = ("step", "group", "sample", "reward", "refined", "advantage", "smiles", "text", "image")
-"""Names that the columns of sample tables have already, as have those that begin with ``reward_``."""
+"""Names that the columns of sample tables have already, as have those that begin with ``reward_`` or ``measured_``."""
 READ_WITH: Mapping[str, tuple[str, ...]] = {
     "node_kernel": ("num_nodes", "fixed", "restart", "scaffold"),
     "node_fields": ("num_nodes", "restart"),
@@ -65,8 +65,9 @@ def read_columns(given: str | Sequence[Columns]) -> list[Columns]:
     for condition in found:
         if not isinstance(condition, Mapping):
             raise ValueError(f"{source}: {condition!r}, expected a mapping of column names to values")
-        if taken := [name for name in condition if name in RESERVED or str(name).startswith("reward_")]:
-            raise ValueError(f"{source}: a condition named {taken[0]!r}, expected none of {', '.join(RESERVED)} or reward_...")
+        if taken := [name for name in condition if name in RESERVED or str(name).startswith(("reward_", "measured_"))]:
+            others = f"{', '.join(RESERVED)}, reward_... or measured_..."
+            raise ValueError(f"{source}: a condition named {taken[0]!r}, expected none of {others}")
     found = [{name: plain_number(value) for name, value in condition.items()} for condition in found]
     if not found:
         raise ValueError(f"{source}: no conditions, expected at least one")

@@ -21,7 +21,7 @@ from discrete_grpo.recipes.families import KINDS, Family, FileOptions
 from discrete_grpo.recipes.kinds.graph_objects import is_networkx, kind_of_samples
 from discrete_grpo.recipes.sample import named_file, output_path
 from discrete_grpo.runs.console import print_notes, print_table
-from discrete_grpo.runs.folder import RUN
+from discrete_grpo.runs.folder import is_run
 from discrete_grpo.runs.recorder import write_json
 
 __all__ = ["evaluate", "evaluate_file"]
@@ -136,7 +136,7 @@ def _check_not_read(path: Path, file: str, options: FileOptions) -> None:
 
 def _check_no_run(argument: str, path: str | Path) -> None:
     """Raise ``ValueError`` for a run folder, which would be read as a folder of graphs."""
-    if (Path(path) / RUN).is_file():
+    if is_run(path):
         raise ValueError(f"{argument}: {path} is a run folder, expected a file of samples, such as samples.csv.gz in it")
 
 

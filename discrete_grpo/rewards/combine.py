@@ -95,7 +95,8 @@ class GeometricMean:
         ValueError: if there are no rewards, one of them remembers earlier samples (such a filter stands around the mean), their
             number differs from that of the weights, or a weight is not a finite number above 0.
 
-    Source: the aggregation ``geometric_mean`` of REINVENT4, Loeffler et al. (2024), which replaces scores below 1e-8 by it.
+    Source: the aggregation ``geometric_mean`` of REINVENT4, Loeffler et al. (2024), which raises scores below 1e-8 to 1e-8 and
+    leaves out unknown ones.
 
     >>> def length(samples, **columns): return [float(len(s)) for s in samples]
     >>> def ones(samples, **columns): return [1.0 for s in samples]
@@ -107,8 +108,8 @@ class GeometricMean:
     weights: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        count = len(tuple(self.rewards)) if isinstance(self.rewards, Iterable) else 1
-        summed = WeightedSum(self.rewards, (1.0,) * count if self.weights is None else self.weights)
+        rewards = tuple(self.rewards) if isinstance(self.rewards, Iterable) else (self.rewards,)
+        summed = WeightedSum(rewards, (1.0,) * len(rewards) if self.weights is None else self.weights)
         for weight in summed.weights:
             check_range("weights", weight, above=0)
         object.__setattr__(self, "rewards", summed.rewards)

@@ -71,7 +71,7 @@ def sigmoid10(x: float) -> float:
     >>> sigmoid10(0.0), sigmoid10(-400.0), sigmoid10(400.0)
     (0.5, 0.0, 1.0)
     """
-    power = 10.0 ** -min(abs(x), 300.0) if abs(x) < 300.0 else 0.0
+    power = 10.0 ** -abs(x)  # 0 where it is too small
     return 1.0 / (1.0 + power) if x >= 0 else power / (1.0 + power)
 
 
@@ -246,7 +246,7 @@ class CustomAlerts:
     """Test that a molecule contains none of several SMARTS patterns.
 
     Args:
-        smarts: at least one pattern.
+        smarts: at least one pattern; a single one needs no tuple.
 
     Raises:
         ValueError: if there is none, or RDKit cannot read one of them.
@@ -255,7 +255,7 @@ class CustomAlerts:
     [1.0, 0.0, 0.0]
     """
 
-    smarts: tuple[str, ...]
+    smarts: str | tuple[str, ...]
 
     def __post_init__(self) -> None:
         given = (self.smarts,) if isinstance(self.smarts, str) else tuple(self.smarts)

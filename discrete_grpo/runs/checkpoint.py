@@ -321,13 +321,17 @@ class Checkpoints:
             there = self.all()
             for later in there[there.index(final) + 1 :]:
                 remove(later)
-            best = self._ranked()[:1]
-            self._note(best)
-            kept = best if awaited is None else [*best, self._path(awaited)]
-            for old in self.all()[: -self.save_total_limit]:
-                if old not in kept:
-                    remove(old)
+            self._keep_best(awaited)
         return final
+
+    def _keep_best(self, awaited: int | None = None) -> None:
+        """Name the best checkpoint in a file, and remove those that are neither among the newest nor the best nor awaited."""
+        best = self._ranked()[:1]
+        self._note(best)
+        kept = best if awaited is None else [*best, self._path(awaited)]
+        for old in self.all()[: -self.save_total_limit]:
+            if old not in kept:
+                remove(old)
 
     def judge(self, step: int, line: Mapping[str, float | None]) -> None:
         """Note the metric of the checkpoint of ``step`` from the metrics of samples that its policy drew after it was written.
@@ -342,7 +346,7 @@ class Checkpoints:
             return
         with explained(folder / _METRICS, self._what_is_left):
             write_json(folder / _METRICS, found)
-            self._note(self._ranked()[:1])
+            self._keep_best()
 
     def _path(self, step: int) -> Path:
         return self.folder / f"step-{step:08d}"

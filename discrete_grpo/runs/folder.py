@@ -28,6 +28,7 @@ __all__ = [
     "SETTINGS",
     "check_free",
     "check_unused",
+    "is_run",
 ]
 
 RUN = "run.json"
@@ -65,6 +66,11 @@ _RESULTS = (
     *(METRICS, SAMPLES, EVALUATION, *EVALUATION_TABLES.values(), FAILURES, "checkpoints", "offline", SCORED, "policy", LEDGER),
     *(SEARCH, OPTIMISED, BENCHMARK, REFERENCE, BEST, REPORT),
 )
+
+
+def is_run(folder: str | os.PathLike[str]) -> bool:
+    """Whether a folder is that of a run, which a command or a call from Python made."""
+    return any((Path(folder) / name).is_file() for name in (RUN, METRICS))
 
 
 def check_unused(folder: str | os.PathLike[str], own: Sequence[str] = ()) -> None:

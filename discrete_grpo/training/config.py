@@ -149,9 +149,10 @@ class GRPOConfig:
             runs in a pool of worker processes.
         save_steps: Number of updates between checkpoints, at least 1.
         save_total_limit: Number of newest checkpoints that are kept, at least 1.
-        metric_for_best_model: Name of a logged metric. The checkpoint with its best value is kept as well: that of the first
-            generation drawn after the checkpoint, and for the one at the end of a run, after which none is drawn, of the last
-            generation before. None keeps no best checkpoint.
+        metric_for_best_model: Name of a logged metric. The checkpoint with its best value is kept as well: that of the generation
+            drawn from the checkpoint (of the metrics of an update, such as ``kl``, that of its first update). The checkpoint at
+            the end of a run, from which none is drawn, is compared by the last generation before it. The policy before training
+            is not compared, nor are checkpoints within a generation. None keeps no best checkpoint.
         greater_is_better: Whether larger values of that metric are better; None means yes unless its name ends in "loss".
         load_best_model_at_end: End the run with the policy of the best checkpoint, which is then evaluated and exported.
 

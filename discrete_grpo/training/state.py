@@ -127,6 +127,9 @@ def stored_state(
     if processes.first and not (checkpoints.folder.parent / SETTINGS).is_file():  # with that file, `train` reports these
         before = {**state.get("config", {}), **state.get("functions", {})}  # checkpoints of earlier versions do not say
         now = {**settings_of(config), **functions}
+        now = {
+            name: value for name, value in now.items() if name not in ("seed", "bf16") and value != "auto"
+        }  # kept, or told elsewhere
         others = [name for name, value in now.items() if before.get(name, value) != value]
         print_notes(f"{name}: was {before[name]} in the run so far, is {now[name]} from here on" for name in others)
     return state

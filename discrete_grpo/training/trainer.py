@@ -360,8 +360,8 @@ class GRPOTrainer:
             return
         pending = tensors_to_cpu(queue_states(self.pending)) if self.pending is not None else None
         told = self.processes.gather((self._safe, pending))
-        if self._due():
-            self.judge.saved(self.step)
+        if any(self.processes.gather(self._due())):  # a budget may be used up in one process before another
+            self.judge.saved(self.step, fresh=self.pending is None)
         self.processes.run_all(lambda: self._write(told, self.log) if self.log is not None else None)
 
     def _due(self) -> bool:
@@ -386,8 +386,10 @@ class GRPOTrainer:
     def _restore(self, state: Mapping[str, Any]) -> None:
         self.step = int(state["step"])
         self.state.restore(state)
-        if "judge" in state:  # not in checkpoints of earlier versions
+        if "judge" in state:
             self.judge.load_state_dict(state["judge"])
+        elif self._due():  # of an earlier version
+            self.judge.saved(self.step, fresh=state["pending"] is None)
         if state["pending"] is not None:
             self._restore_pending(state["pending"])
         if self.log is not None:

@@ -188,7 +188,7 @@ def test_a_function_of_one_sample_is_told_that_it_is_given_a_list() -> None:
 
 
 def test_a_reward_that_expects_objects_is_told_that_samples_are_text() -> None:
-    passes = "molecule_reward passes RDKit molecules; rewards_see, and GraphView outside train, graphs"
+    passes = "molecule_reward passes RDKit molecules; rewards_see in train, or a GraphView, passes graphs"
     said = f"samples are text, such as 'CCO': {passes}"
     wrong: list[Any] = [lambda mol: mol.GetNumAtoms(), rdMolDescriptors.CalcTPSA, nx.density]
     for reward in wrong:

@@ -194,7 +194,8 @@ def test_conditions_come_from_lists_and_files(tmp_path: Path) -> None:
         ("3\n", "3, expected a mapping"),
         ('{"reward": 1}\n', "named 'reward'"),
         ('{"refined": 1}\n', "named 'refined'"),
-        ('{"reward_qed": 1}\n', r"named 'reward_qed', expected none of .* or reward_\.\.\.$"),
+        ('{"reward_qed": 1}\n', r"named 'reward_qed', expected none of .*, reward_\.\.\. or measured_\.\.\.$"),
+        ('{"measured_logP": 1}\n', "named 'measured_logP'"),
     ]:
         path.write_text(text)
         with pytest.raises(ValueError, match=said):

@@ -31,6 +31,7 @@ from discrete_grpo.recipes.sample import sample, sample_file
 from discrete_grpo.recipes.train import TrainRecipe, run_train
 from discrete_grpo.rewards.graph_views import GraphView
 from discrete_grpo.runs.checkpoint import load_metadata
+from discrete_grpo.runs.checkpoint_names import BUNDLED
 from discrete_grpo.runs.recorder import read_evaluation, read_metrics, read_samples
 from discrete_grpo.runs.serialization import CheckpointError
 from tests.labelled_sets import COLOURS, KINDS, coloured, write_all
@@ -86,6 +87,7 @@ def test_a_run_is_a_reference_for_its_samples(pretrained: Path, files: dict[str,
     assert found == pytest.approx(wanted, nan_ok=True)
     assert evaluate_file(table, FileOptions(reference=str(files["json"]))) != pytest.approx(wanted, nan_ok=True)
     assert evaluate_file(table, FileOptions(reference=str(run), shape="connected"))["valid"] >= wanted["valid"]
+    assert evaluate_file(table, FileOptions(reference=str(pretrained))) == pytest.approx(wanted, nan_ok=True)  # the policy alone
 
 
 def test_a_run_without_its_data_is_no_reference(pretrained: Path, tmp_path: Path) -> None:
@@ -94,6 +96,19 @@ def test_a_run_without_its_data_is_no_reference(pretrained: Path, tmp_path: Path
     config.write_text(config.read_text().replace("set.graphml", "gone.graphml"))
     with pytest.raises(ValueError, match=r"^reference: .*run' is a run whose training graphs are not here"):
         evaluate_file(str(tmp_path / "run/evaluation_after.csv.gz"), FileOptions(reference=str(tmp_path / "run")))
+
+
+def test_runs_that_are_no_reference_are_told(pretrained: Path, tmp_path: Path) -> None:
+    table = str(pretrained.parent / "evaluation_after.csv.gz")
+    shutil.copytree(BUNDLED / "digits", tmp_path / "digits")
+    with pytest.raises(ValueError, match=r"^reference: .*digits' is a run whose samples are images, expected one of graphs$"):
+        evaluate_file(table, FileOptions(reference=str(tmp_path / "digits")))
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty/metrics.jsonl").touch()
+    with pytest.raises(ValueError, match=r"^reference: "):
+        evaluate_file(table, FileOptions(reference=str(tmp_path / "empty")))
+    with pytest.raises(ValueError, match=r"^reference: .*empty is a run folder, expected a file of samples"):
+        evaluate(["CCO"], reference=str(tmp_path / "empty"))
 
 
 def test_every_class_survives_from_the_file_to_the_report(pretrained: Path, files: dict[str, Path], work: Path) -> None:
@@ -163,14 +178,29 @@ def test_objects_have_the_metrics_of_their_file(files: dict[str, Path], capsys: 
     assert evaluate(pyg)["unique"] == 6 / 8
     assert capsys.readouterr().err == ""
     assert evaluate(paths, reference=[nx.path_graph(3), nx.path_graph(4)])["unique"] == 1 / 8
-    told = "samples: the reference has no classes, so the attributes colour of the graphs are left out"
+    told = "samples: the attributes colour of the graphs are left out: the reference has no classes"
     assert told in capsys.readouterr().err
     assert evaluate(pyg, reference=[nx.path_graph(3), nx.path_graph(4)])["unique"] == 1 / 8
     assert "the attributes x of the graphs are left out" in capsys.readouterr().err
-    for graph in paths:
-        nx.set_node_attributes(graph, 0.5, "heat")
-    with pytest.raises(ValueError, match=r"^node_attribute: None, expected one of colour, heat"):
-        evaluate(paths)
+
+
+def test_attributes_that_hold_no_classes_are_left_out_and_that_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    placed = [nx.random_geometric_graph(5, 0.9, seed=seed) for seed in range(4)]
+    bare = [nx.Graph(graph.edges) for graph in placed]
+    assert evaluate(placed) == pytest.approx(evaluate(bare), nan_ok=True)
+    said = " ".join(capsys.readouterr().err.split())
+    assert said.startswith(
+        "samples: the attributes pos of the graphs are left out: they cannot be read as classes (graph 0, node 0"
+    )
+    two = nx.path_graph(3)
+    nx.set_node_attributes(two, "red", "colour")
+    nx.set_node_attributes(two, "hot", "heat")
+    assert evaluate([two, nx.path_graph(3)])["unique"] == 0.5
+    assert "the attributes colour, heat of the graphs are left out" in capsys.readouterr().err
+    assert evaluate([Data(x=torch.rand(2, 3), edge_index=torch.tensor([[0, 1], [1, 0]]))])["valid"] == 1.0
+    assert "the attributes x of the graphs" in capsys.readouterr().err
+    with pytest.raises(ValueError, match=r"^samples: graph 0, node 0 has a self-loop, expected none$"):
+        evaluate([nx.Graph([(0, 0, {"weight": 0.5}), (0, 1, {"weight": 0.5})])])
 
 
 @pytest.mark.parametrize("form", ["gml", "npz", "one-hot", "g6"])

@@ -131,7 +131,7 @@ def test_what_is_no_number_and_what_would_end_a_program_cost_one_sample_and_no_w
         "huge": f"returned 1{'0' * 196}..., expected a finite number or None",
         "one": f"returned a float, expected one number per sample{LIST}",
         "molecule": f"raised AttributeError: 'str' object has no attribute 'GetAtoms'{RAISED}; samples are text, such as "
-        "'molecule': molecule_reward passes RDKit molecules; rewards_see, and GraphView outside train, graphs",
+        "'molecule': molecule_reward passes RDKit molecules; rewards_see in train, or a GraphView, passes graphs",
     }
 
 

@@ -85,7 +85,7 @@ def test_descriptors_are_those_of_rdkit() -> None:
 def test_a_molecule_with_any_alert_scores_0() -> None:
     alerts = CustomAlerts(["C#C", "[N+](=O)[O-]"])  # type: ignore[arg-type]
     assert alerts(["CC", "C#CC", "C[N+](=O)[O-]", "C#CC[N+](=O)[O-]", None, "C("]) == [1.0, 0.0, 0.0, 0.0, 0.0, 0.0]
-    assert CustomAlerts("C#C") == CustomAlerts(("C#C",))  # type: ignore[arg-type]
+    assert CustomAlerts("C#C") == CustomAlerts(("C#C",))
 
 
 def test_a_geometric_mean_is_that_of_its_definition() -> None:

@@ -33,8 +33,8 @@ def worth(run: Path, step: int) -> float:
 
 def test_the_best_checkpoint_is_kept_beside_the_newest(tmp_path: Path) -> None:
     rewards = [line["reward"] for line in trainer(tmp_path).train()]
-    best = max(range(8), key=lambda k: rewards[k])  # the samples of update k + 1 are those of the policy after update k
-    assert 0 < best < 7  # else the test says nothing
+    best = max(range(1, 8), key=lambda k: rewards[k])  # the samples of update k + 1 are those of the policy after update k
+    assert best < 7  # else the test says nothing
     found = Checkpoints(tmp_path, 1, metric_for_best_model="reward")
     assert found.best() == tmp_path / f"checkpoints/step-{best:08d}"
     assert [path.name for path in found.all()] == [f"step-{k:08d}" for k in (best, 8)]
@@ -51,7 +51,7 @@ def test_the_best_is_found_again_after_a_resume(tmp_path: Path) -> None:
 def test_a_run_can_end_with_its_best_policy(tmp_path: Path) -> None:
     made = trainer(tmp_path, load_best_model_at_end=True, greater_is_better=False)
     rewards = [line["reward"] for line in made.train()]
-    worst = min(range(8), key=lambda k: rewards[k])
+    worst = min(range(1, 8), key=lambda k: rewards[k])
     kept: nn.Module = read_policy(tmp_path / f"checkpoints/step-{worst:08d}")
     assert worst < 8
     assert all(torch.equal(a, b) for a, b in zip(made.best_policy.parameters(), kept.parameters(), strict=True))
@@ -70,54 +70,89 @@ def test_settings_of_the_best_without_a_metric_are_one_line(config: Any) -> None
         GRPOTrainer(transformer_policy(), share_of_class_two, replace(RUN, load_best_model_at_end=True))
 
 
+def worths(run: Path) -> dict[int, float]:
+    return {int(path.parent.name[5:]): worth(run, int(path.parent.name[5:])) for path in run.glob("checkpoints/*/metrics.json")}
+
+
 def test_every_checkpoint_is_judged_by_the_samples_of_its_policy(tmp_path: Path) -> None:
     changed = {"save_steps": 3, "save_total_limit": 20, "learning_rate": 0.004}
     rewards = [line["reward"] for line in trainer(tmp_path, **changed).train()]
-    assert [worth(tmp_path, step) for step in (0, 3, 6)] == [rewards[0], rewards[3], rewards[6]]
-    assert worth(tmp_path, 8) == rewards[7]  # nothing is drawn from the last one: the newest generation before it
-    trainer(tmp_path, resume=True, max_steps=10, **changed).train()
-    assert worth(tmp_path, 8) != rewards[7]
+    # not the policy before training; and nothing is drawn from the last one, which has the newest generation before it
+    assert worths(tmp_path) == {3: rewards[3], 6: rewards[6], 8: rewards[7]}
+    more = trainer(tmp_path, resume=True, max_steps=10, **changed).train()
+    assert worths(tmp_path) == {3: rewards[3], 6: rewards[6], 8: more[0]["reward"], 9: more[1]["reward"], 10: more[1]["reward"]}
+    assert more[0]["reward"] != rewards[7]
 
 
-def test_the_policy_that_an_update_has_ruined_is_not_the_best(tmp_path: Path) -> None:
-    def ruins(trainer: GRPOTrainer, _: Any) -> None:
-        for weight in trainer.module.parameters():
-            weight.data.neg_()
+def test_the_policy_that_an_update_has_ruined_is_not_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    learn = GRPOTrainer._learn
 
-    def share_of_others(samples: Any, **columns: Any) -> list[float]:
-        return [1 - share for share in share_of_class_two(samples)]
+    def ruins(self: GRPOTrainer, queue: Any) -> dict[str, float]:
+        line = learn(self, queue)
+        if self.step == 3:
+            for weight in self.module.parameters():
+                weight.data.neg_()
+        return line
 
-    config = replace(RUN, max_steps=4, save_steps=1, load_best_model_at_end=True, greater_is_better=True, learning_rate=1e-8)
-    made = GRPOTrainer(transformer_policy(), share_of_others, config, run=tmp_path, on_update=ruins)
+    monkeypatch.setattr(GRPOTrainer, "_learn", ruins)
+    made = trainer(tmp_path, max_steps=4, save_total_limit=20, load_best_model_at_end=True, learning_rate=0.004)
     rewards = [line["reward"] for line in made.train()]
-    best = json.loads((tmp_path / "checkpoints/best.json").read_text())
-    assert best["value"] == max(rewards)
-    assert best["checkpoint"] == f"step-{rewards.index(max(rewards)):08d}"
+    assert rewards[3] < min(rewards[:3])  # else the test says nothing
+    best = 1 + max((0, 1), key=lambda k: rewards[k + 1])
+    assert json.loads((tmp_path / "checkpoints/best.json").read_text())["checkpoint"] == f"step-{best:08d}"
+    kept: nn.Module = read_policy(tmp_path / f"checkpoints/step-{best:08d}")
+    assert all(torch.equal(a, b) for a, b in zip(made.best_policy.parameters(), kept.parameters(), strict=True))
 
 
-def test_a_checkpoint_within_a_generation_is_judged_by_the_next_one(tmp_path: Path) -> None:
-    changed = {"save_steps": 1, "save_total_limit": 20, "num_iterations": 2}
+def test_a_checkpoint_within_a_generation_is_not_compared(tmp_path: Path) -> None:
+    changed = {"save_steps": 3, "save_total_limit": 20, "num_iterations": 2, "max_steps": 9, "learning_rate": 0.004}
     rewards = [line["reward"] for line in trainer(tmp_path, **changed).train()]
-    assert rewards[0] == rewards[1] != rewards[2]
-    assert worth(tmp_path, 0) == rewards[0]
-    assert worth(tmp_path, 2) == rewards[2]
-    assert not (tmp_path / "checkpoints/step-00000001/metrics.json").exists()  # no sample was drawn from its policy
+    assert rewards[2] == rewards[3] != rewards[4]
+    assert worths(tmp_path) == {6: rewards[6], 9: rewards[8]}
 
 
+@pytest.mark.parametrize("stopped", [1, 4, 5])
 @pytest.mark.parametrize("limit", [1, 20])
-def test_a_stop_between_two_checkpoints_changes_the_worth_of_none(tmp_path: Path, limit: int) -> None:
-    changed = {"save_steps": 4, "save_total_limit": limit}
+def test_a_stop_at_any_update_changes_the_worth_of_none(tmp_path: Path, limit: int, stopped: int) -> None:
+    changed = {"save_steps": 4, "save_total_limit": limit, "learning_rate": 0.004}
     rewards = [line["reward"] for line in trainer(tmp_path / "whole", **changed).train()]
     part = trainer(tmp_path / "part", **changed)
     part.save()
-    part.update()
+    for _ in range(stopped):
+        part.update()
+        if part.step == 4:
+            part.save()
     part.save()
+    trainer(tmp_path / "part", resume=True, **changed).train()
+    known = {4: rewards[4], 8: rewards[7]}
+    best = max(known, key=lambda step: known[step])
     for run in ("whole", "part"):
-        trainer(tmp_path / run, resume=run == "part", **changed).train() if run == "part" else None
-        known = {0: rewards[0], 4: rewards[4], 8: rewards[7]}
-        there = {int(path.name[5:]) for path in Checkpoints(tmp_path / run).all()} & {*known}  # no regular one has another step
-        assert {step: worth(tmp_path / run, step) for step in there} == {step: known[step] for step in there}
-        assert json.loads((tmp_path / run / "checkpoints/best.json").read_text())["value"] == max(known.values())
+        assert worths(tmp_path / run) == {step: known[step] for step in known if limit > 1 or step in (best, 8)}
+        assert json.loads((tmp_path / run / "checkpoints/best.json").read_text())["value"] == known[best]
+
+
+def test_an_ended_run_that_is_taken_up_keeps_the_worth_of_its_end(tmp_path: Path) -> None:
+    changed = {"save_steps": 4, "max_steps": 4, "learning_rate": 0.004}
+    rewards = [line["reward"] for line in trainer(tmp_path, **changed).train()]
+    (tmp_path / "checkpoints/step-00000004/metrics.json").unlink()
+    trainer(tmp_path, resume=True, **changed).train()
+    assert worths(tmp_path) == {4: rewards[3]}
+
+
+def test_checkpoints_of_earlier_versions_are_judged_anew(tmp_path: Path) -> None:
+    changed = {"save_steps": 2, "save_total_limit": 20, "learning_rate": 0.004}
+    trainer(tmp_path, max_steps=2, **changed).train()
+    folder = tmp_path / "checkpoints/step-00000002"
+    state = torch.load(folder / "training.pt", weights_only=True)
+    del state["judge"], state["config"]
+    torch.save(state, folder / "training.pt")
+    (folder / "SHA256SUMS").unlink()
+    (folder / "metrics.json").unlink()
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"metrics": {"reward": 9.0}}))
+    rewards = [line["reward"] for line in trainer(tmp_path, resume=True, max_steps=4, **changed).train()]
+    assert worths(tmp_path) == {2: rewards[0], 4: rewards[1]}
+    assert json.loads((tmp_path / "checkpoints/best.json").read_text())["value"] == max(rewards)
 
 
 def test_a_checkpoint_that_waits_is_not_removed(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import pickle
@@ -46,7 +47,7 @@ COMPARED = [
     "stale",
 ]
 COMPARED += ["interrupted"]
-OTHERS = ["idle", "budget", "audited"]
+OTHERS = ["idle", "budget", "audited", "uneven"]
 ALONE = ("step_time", "described_by_second")
 """Metrics that one process has otherwise than two."""
 LAUNCH = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "tests.process_worker"]
@@ -87,10 +88,19 @@ def test_two_processes_equal_one(case: str, two: Path, tmp_path: Path) -> None:
     torch.testing.assert_close(weights(two / case), weights(tmp_path), rtol=0, atol=0 if exact else 1e-10)
     for found, wanted in zip(lines(two / case), lines(tmp_path), strict=True):
         assert found == pytest.approx(wanted, rel=1e-9, abs=1e-12, nan_ok=True)
+    best = Path("checkpoints/best.json")
+    assert (two / case / best).is_file() == ("metric_for_best_model" in CASES.get(case, {}) or case == "interrupted")
+    if (two / case / best).is_file():
+        assert json.loads((two / case / best).read_text()) == pytest.approx(json.loads((tmp_path / best).read_text()))
 
 
 def test_all_processes_end_where_one_says_so(two: Path) -> None:
     assert len(read_metrics(two / "own")) == 5, "on_update of the last process, before max_steps"
+
+
+def test_a_budget_that_ends_in_one_process_ends_all_with_one_best_checkpoint(two: Path) -> None:
+    assert len(lines(two / "uneven")) == 3
+    assert json.loads((two / "uneven/checkpoints/best.json").read_text())["checkpoint"] == "step-00000003"
 
 
 def test_each_process_describes_the_samples_that_it_drew(two: Path, tmp_path: Path) -> None:

@@ -97,6 +97,17 @@ def test_a_restart_puts_the_first_weights_back_and_keeps_memory_and_reference() 
     assert len(trainer.optimizer.state) > 0
 
 
+def test_a_checkpoint_is_not_judged_by_the_policy_after_a_restart(tmp_path: Path) -> None:
+    changed = {"save_steps": 1, "save_total_limit": 100, "metric_for_best_model": "reward", "when_stale": "restart"}
+    trainer = run(GRPOConfig(**COLLAPSES | changed, max_steps=40), tmp_path)
+    lines = trainer.train()
+    restarts = [0.0, *(line["oracle/restarts"] for line in lines)]
+    (step, *_) = (k for k in range(1, 41) if restarts[k] > restarts[k - 1])  # update k + 1 is the first after the restart
+    judged = {int(path.parent.name[5:]) for path in tmp_path.glob("checkpoints/*/metrics.json")}
+    assert step - 1 not in judged
+    assert {step - 2, step} <= judged
+
+
 def test_restarts_spend_more_of_the_budget_and_are_told() -> None:
     stopped = run(GRPOConfig(**COLLAPSES, max_steps=30)).train()
     restarted = run(GRPOConfig(**COLLAPSES, max_steps=30, when_stale="restart")).train()

@@ -65,7 +65,7 @@ def load_reference(options: FileOptions) -> metrics.DigraphReference:
         ValueError: if it holds no directed graphs, for a shape of undirected graphs, or if the set of a run is not here.
     """
     source = str(options.reference)
-    if (metadata := run_metadata(source)) is not None:
+    if (metadata := run_metadata(source, "digraphs")) is not None:
         return reference_of_run(source, reference_of(metadata), options)
     if not is_own(source):
         raise ValueError(f"reference: {source!r}, expected a file or folder of directed graphs")

@@ -8,7 +8,7 @@ from typing import Any
 import networkx as nx
 
 from discrete_grpo.core.checks import told_as
-from discrete_grpo.datasets.own_digraphs import read_own
+from discrete_grpo.datasets.own_digraphs import OwnDigraphs, read_own
 from discrete_grpo.datasets.own_graphs import OwnGraphs
 from discrete_grpo.domains.named_graphs import Labels, to_line
 from discrete_grpo.domains.spatial_molecules import SpatialMolecule
@@ -27,8 +27,9 @@ def lines_of(samples: Sequence[Any], options: FileOptions, labels: Labels | None
     Args:
         samples: lines, networkx graphs, PyG ``Data`` or None.
         options: attributes that hold the classes.
-        labels: classes of the reference; None if it has none. Without a reference attributes are read as in a file; beside one
-            without classes those other than ``label`` are left out, and a line says so.
+        labels: classes of the reference; None if it has none. Without a reference attributes are read as in a file. Those that
+            cannot be read as classes, and beside a reference without classes those other than ``label``, are left out, and a line
+            says so.
         kind: graphs or digraphs.
 
     Raises:
@@ -41,13 +42,11 @@ def lines_of(samples: Sequence[Any], options: FileOptions, labels: Labels | None
         return found
     objects = [found[place] for place in places]
     read: dict[str, Any] = {"node_attribute": options.node_attribute, "edge_attribute": options.edge_attribute}
-    if labels is None and options.reference is not None and not any(read.values()):
-        objects = _bare(objects)
-    elif labels is not None:
+    if labels is not None:
         read = {"node_attribute": labels.node_attribute, "edge_attribute": labels.edge_attribute}
         read = {name: value if value in _attributes(objects, name) else None for name, value in read.items()}
     with told_as("samples"):
-        own = read_own(objects, **read)
+        own = read_own(objects, **read) if labels is not None or any(read.values()) else _own(objects, options)
     if isinstance(own, OwnGraphs) is not (kind == "graphs"):
         one, other = ("directed", "digraphs") if kind == "graphs" else ("undirected", "graphs")
         raise ValueError(f"samples: graph {places[0]} is {one}, expected kind={other!r} for such graphs")
@@ -74,12 +73,20 @@ def kind_of_samples(samples: Sequence[Any]) -> str:
     return "graphs" if named or hasattr(first, "edge_index") else "molecules"
 
 
-def _bare(objects: Sequence[Any]) -> list[Any]:
-    """The graphs without attributes other than ``label``; prints a line if there are any."""
-    if left_out := sorted({str(name) for graph in objects for name in _used(graph)}):
-        told = ", ".join(left_out)
-        print_notes([f"samples: the reference has no classes, so the attributes {told} of the graphs are left out"])
-    return [_without(graph) for graph in objects]
+def _own(objects: Sequence[Any], options: FileOptions) -> OwnGraphs | OwnDigraphs:
+    """Read graphs with the classes that their attributes hold; prints a line if attributes are left out."""
+    used = sorted({str(name) for graph in objects for name in _used(graph)})
+    why = "the reference has no classes" if used and options.reference is not None else ""
+    if not why:
+        try:
+            return read_own(objects)
+        except ValueError as error:
+            if not used:
+                raise
+            why = f"they cannot be read as classes ({str(error).removeprefix('data: ')})"
+    own = read_own([_without(graph) for graph in objects])
+    print_notes([f"samples: the attributes {', '.join(used)} of the graphs are left out: {why}"])
+    return own
 
 
 def _used(graph: Any) -> set[Any]:

@@ -29,10 +29,10 @@ from discrete_grpo.recipes.reward_kinds import check_kind
 from discrete_grpo.rewards.graph_views import GraphView
 from discrete_grpo.runs.checkpoint import load_metadata
 from discrete_grpo.runs.checkpoint_names import find_checkpoint
-from discrete_grpo.runs.folder import RUN
-from discrete_grpo.runs.recorder import METRICS
+from discrete_grpo.runs.folder import is_run
 from discrete_grpo.runs.report.graphs import render_graph
 from discrete_grpo.runs.serialization import CheckpointError
+from discrete_grpo.runs.weights import WEIGHTS
 
 __all__ = [
     "LINES",
@@ -110,7 +110,7 @@ def load_reference(options: FileOptions) -> metrics.GraphReference:
         ValueError: if it cannot be read, or the set of a run is not here or has other content.
     """
     source = str(options.reference)
-    if (metadata := run_metadata(source)) is not None:
+    if (metadata := run_metadata(source, "graphs")) is not None:
         return reference_of_run(source, reference_of(metadata), options)
     labels = None
     with told_as("reference"):
@@ -122,11 +122,21 @@ def load_reference(options: FileOptions) -> metrics.GraphReference:
     return metrics.GraphReference(splits, cast(Shape, options.shape) or shape_of(source), labels=labels)
 
 
-def run_metadata(source: str) -> Columns | None:
-    """The metadata of the newest policy of a run folder; None for what is no run folder."""
-    if not any((Path(source) / name).is_file() for name in (RUN, METRICS)):
+def run_metadata(source: str, kind: str) -> Columns | None:
+    """The metadata of the newest policy of a run folder, or of a policy's own folder; None for what is neither.
+
+    Raises:
+        CheckpointError: if the run has no policy yet.
+        ValueError: if its samples are of another ``kind``.
+    """
+    policy = all((Path(source) / name).is_file() for name in WEIGHTS)
+    if not policy and not is_run(source):
         return None
-    return load_metadata(find_checkpoint(source))
+    with told_as("reference", "policy"):
+        metadata = load_metadata(find_checkpoint(source))
+    if metadata.get("kind") != kind:
+        raise ValueError(f"reference: {source!r} is a run whose samples are {metadata.get('kind')}, expected one of {kind}")
+    return metadata
 
 
 def reference_of_run(source: str, found: Reference | None, options: FileOptions) -> Reference:

@@ -173,10 +173,10 @@ def _data_named(folder: Path, size: int) -> Iterator[None]:
 def _file_facts(recipe: PretrainSettings) -> dict[str, str]:
     """The digest of the file, or of the manifest of the shards, that the recipe reads; nothing for a named set.
 
-    It differs for other samples in equal number, and for the same ones in another order.
+    The digest also differs where the number of samples does not: for other samples, and for another order.
     """
     source = getattr(recipe, "data", None)
-    if not isinstance(source, str):
+    if not isinstance(source, str | Path):
         return {}
     file = Path(source) / MANIFEST if Path(source).is_dir() else Path(source)
     try:

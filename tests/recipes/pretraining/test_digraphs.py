@@ -84,6 +84,7 @@ def test_a_run_is_a_reference_for_its_samples(pretrained: Path, files: dict[str,
     assert found == pytest.approx(wanted, nan_ok=True)
     assert evaluate_file(table, FileOptions(reference=str(files["json"]))) != pytest.approx(wanted, nan_ok=True)
     assert evaluate_file(table, FileOptions(reference=str(run), shape="connected"))["valid"] >= wanted["valid"]
+    assert evaluate_file(table, FileOptions(reference=str(pretrained))) == pytest.approx(wanted, nan_ok=True)  # the policy alone
 
 
 def test_a_run_without_its_data_is_no_reference(pretrained: Path, tmp_path: Path) -> None:
