@@ -74,6 +74,8 @@ def test_a_reference_in_one_part_is_not_compared_with_itself() -> None:
     assert {name for name, value in ideal.items() if math.isnan(value)} >= {"mmd_degree", "mmd_wavelet", "ratio", "novel", "vun"}
     assert (ideal["valid"], ideal["nodes"]) == (1.0, 16.0)
     assert any(note.startswith("perfect: left out for distances, novel and vun") for note in result.notes)
+    halves = GraphReference(GraphSplits(SPLITS.train[:10], (), test), "tree")  # as many, but others
+    assert not any(note.startswith("perfect") for note in graphs(SAMPLES, halves, SuiteOptions(bootstrap=0)).notes)
     assert result.metrics["mmd_degree"].value == graphs(SAMPLES, REFERENCE, OPTIONS).metrics["mmd_degree"].value
 
 

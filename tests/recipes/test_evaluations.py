@@ -300,6 +300,7 @@ def test_a_property_stands_beside_a_condition_of_its_name(short_run: TrainRecipe
     assert [x for _, x in known] == pytest.approx([crippen_logp(Chem.MolFromSmiles(smiles)) for smiles, _ in known])
     page = (tmp_path / "report.html").read_text()
     assert "Distribution of measured_logP" in page
+    assert "octanol–water partition" in page
     assert "Distribution of logP" not in page
 
 

@@ -18,9 +18,11 @@ from discrete_grpo.core.loss import unit_counts
 from discrete_grpo.core.scoring import RewardError
 from discrete_grpo.recipes.memory_methods import TOKENS
 from discrete_grpo.recipes.optimise import OptimiseRecipe
+from discrete_grpo.recipes.pretraining.preprocess import ShardOptions, preprocess
 from discrete_grpo.recipes.train import TrainRecipe, run_train
 from discrete_grpo.rewards.ledger import Ledger
 from discrete_grpo.rewards.molecules import qed
+from discrete_grpo.rewards.sources import file_digest
 from discrete_grpo.runs.checkpoint import load_metadata, save
 from discrete_grpo.runs.checkpoint_names import find_checkpoint
 from discrete_grpo.runs.recorder import read_metrics, read_samples
@@ -180,6 +182,19 @@ def test_pretraining_says_that_it_goes_on_with_other_data(tmp_path: Path, capsys
     told = r"^policy: names or shapes of its weights differ .*; the data have 2 samples and had 30, and the alphabet and sizes"
     with pytest.raises(ValueError, match=told):
         dg.pretrain(replace(recipe, data=str(path), pretrain=replace(recipe.pretrain, max_steps=7)), resume=True)
+
+
+def test_pretraining_knows_shards_by_their_manifest(tmp_path: Path) -> None:
+    (tmp_path / "a.smi").write_text("CCO\nCCN\nCCC\nOCC=O\nNCCO\n")
+    preprocess(tmp_path / "a.smi", tmp_path / "shards", ShardOptions())
+    recipe = dg.PretrainSmilesRecipe(data=str(tmp_path / "shards"), evaluation_samples=0, layers=1, heads=1, width=8)
+    short = replace(recipe.pretrain, max_steps=1, batch_size=2, warmup_steps=0)
+    digests = []
+    for name in ("a.smi", "shards"):
+        run = tmp_path / f"run-{name}"
+        dg.pretrain(replace(recipe, data=str(tmp_path / name), output_dir=str(run), pretrain=short))
+        digests.append(json.loads((run / "settings.json").read_text())["digest of the data"])
+    assert digests == [file_digest(tmp_path / "a.smi"), file_digest(tmp_path / "shards/manifest.json")]
 
 
 def test_other_scored_data_are_not_used_and_that_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
