@@ -361,7 +361,7 @@ def test_samples_that_a_file_cannot_hold_are_told_and_no_file_is_replaced_by_an_
 ) -> None:
     out, loaded = tmp_path / "a.smi", load(str(tiny))
     for drawn in (["CC", None, "C", "C.C"], [None, "C.C"]):
-        monkeypatch.setattr("discrete_grpo.recipes.sample._drawn", lambda *given, drawn=drawn: (drawn, None))
+        monkeypatch.setattr("discrete_grpo.recipes.sample._drawn", lambda *given, drawn=drawn: (drawn, {}))
         monkeypatch.setattr("discrete_grpo.recipes.sample.load", lambda *given: loaded)
         if "CC" in drawn:
             sample_file(str(tiny), 4, str(out))
