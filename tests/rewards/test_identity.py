@@ -198,12 +198,14 @@ from discrete_grpo.rewards.identity import reward_identity
 from discrete_grpo.rewards.pool_worker import find, resolve
 from discrete_grpo.domains.spatial_molecules import SpatialMolecule
 # the modules whose rewards hold no process or memory
-PLAIN = ("conditions", "digraphs", "graphs", "images", "judge", "molecules", "spatial")
+PLAIN = ("conditions", "digraphs", "graphs", "images", "judge", "molecules", "spatial", "transforms")
 carbon = SpatialMolecule(("C", "C"), (0, 0), ((0, 1, 1),), ((0, 0, 0), (1.5, 0, 0)))
 arguments = {
     "Similarity": {"target": "CC"}, "Substructure": {"smarts": "[OH]"}, "HitsProperty": {"property": "TPSA"},
     "Target": {"property": molecules.qed, "value": 1.0, "scale": 1.0},
     "InRange": {"property": molecules.qed, "low": 0.0, "high": 1.0},
+    **{name: {"property": molecules.qed, "low": 0.0, "high": 1.0} for name in ("Sigmoid", "ReverseSigmoid", "DoubleSigmoid")},
+    "Descriptor": {"descriptor": "TPSA"}, "CustomAlerts": {"smarts": ["C#C", "N=N"]},
     "InkAmount": {"value": 0.5}, "ShapeMatch": {"data": "planar-16"}, "SingleMMD": {"data": "planar-16"},
     "ShapeSimilarity": {"reference": carbon}, "OfSmiles": {"reward": molecules.qed},
     "NovelTo": {"reward": molecules.qed, "data": "planar-16"},
@@ -213,6 +215,7 @@ made = {
     if known.path.split(".")[2] in PLAIN and name != "ModuleReward"  # which needs a module
 }
 made["sum"] = combine.WeightedSum.of({molecules.qed: 1.0, molecules.logp: 0.5})
+made["mean"] = combine.GeometricMean((molecules.qed, molecules.logp))
 made["gated"] = combine.Gated(molecules.qed, (molecules.Similarity("CC"),))
 made["pool"] = pool.RewardPool("discrete_grpo.rewards.molecules.logp")
 made["decorated"] = molecules.molecule_reward(molecules.molecule_properties.qed_score)
@@ -226,7 +229,7 @@ def test_every_bundled_reward_is_the_same_in_every_process(processes: list[list[
     first, second, third = (identities for _, identities in processes)
     assert first == second == third
     others = {"DiversityContribution", "DiversityFilter", "MeanDistance", "Docking", "ExternalReward", "ModuleReward"}
-    others |= {"RewardPool", "WeightedSum", "Gated", "Task", "Classifier"}  # the last two have tests of their own
+    others |= {"RewardPool", "WeightedSum", "GeometricMean", "Gated", "Task", "Classifier"}  # the last two have tests of their own
     assert set(public_rewards()) - others <= set(first)
     assert [name for name, identity in first.items() if identity is None] == ["NovelTo"]  # it compares the samples of a batch
     assert first.pop("pool") == first["logp"]
