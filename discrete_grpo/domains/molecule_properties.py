@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Callable
 from functools import lru_cache
 from typing import TypeAlias
@@ -17,6 +18,7 @@ __all__ = [
     "crippen_logp",
     "descriptor",
     "descriptor_names",
+    "finite_value",
     "molar_mass",
     "murcko_scaffold",
     "plogp",
@@ -72,6 +74,19 @@ def descriptor(name: str, argument: str = "properties") -> Callable[[Chem.Mol], 
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"{argument}: {name!r} is no RDKit descriptor{hint}")
     return known[name]
+
+
+def finite_value(of: Callable[[Chem.Mol], float], mol: Chem.Mol) -> float | None:
+    """The value of a descriptor; None where RDKit divides by zero or gives no finite number.
+
+    >>> finite_value(lambda mol: 1 / mol.GetNumBonds(), Chem.MolFromSmiles("C")) is None
+    True
+    """
+    try:
+        value = float(of(mol))
+    except ArithmeticError:  # such as a mean over the bonds between heavy atoms of a molecule without any
+        return None
+    return value if math.isfinite(value) else None
 
 
 def descriptor_names() -> tuple[str, ...]:

@@ -38,7 +38,6 @@ from discrete_grpo.metrics.suite import SuiteOptions, SuiteResult, estimates
 __all__ = ["graphs"]
 
 Rows: TypeAlias = Int[np.ndarray, " row"]
-_UNDIVIDED = "the reference has no training graphs beside its test graphs"
 _METHODS: Mapping[str, BlockMethod] = {"louvain": "louvain", "graph-tool": "graph_tool"}
 
 
@@ -82,7 +81,7 @@ def graphs(samples: Sequence[GraphLike | None], reference: GraphReference, optio
     found = estimates(lambda rows: _counts(facts, rows) | distances.statistics(rows), len(samples), perfect, options)
     if reference.labels is not None:
         found |= {name: Estimate(value) for name, value in class_distances(samples, reference.splits.test).items()}
-    notes = [f"perfect: left out for distances, novel and vun, as {_UNDIVIDED}"] if undivided else []
+    notes = ["perfect: left out for distances, novel and vun, as the reference has one part alone"] if undivided else []
     if missing := polygraph.missing():
         notes.append(missing)
     else:

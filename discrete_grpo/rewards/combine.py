@@ -14,6 +14,28 @@ from discrete_grpo.core.scoring import RewardError, score_one, shown_value
 __all__ = ["Gated", "GeometricMean", "WeightedSum"]
 
 
+def _checked_rewards(given: Any) -> tuple[Callable[..., Sequence[float | None]], ...]:
+    """Return one reward, or several, as a tuple; raises ValueError for anything else, and for rewards with a memory."""
+    rewards = tuple(given) if isinstance(given, Iterable) else (given,)
+    if not rewards or not all(callable(reward) for reward in rewards):
+        raise ValueError(f"rewards: {list(rewards)}, expected at least one callable")
+    for reward in rewards:
+        check_forgets(reward)
+    return rewards
+
+
+def _checked_weights(given: Any, count: int) -> tuple[float, ...]:
+    """Return ``count`` finite weights as a tuple; raises ValueError for anything else."""
+    listed = tuple(given) if isinstance(given, Iterable) else (given,)
+    try:
+        weights = tuple(map(float, listed))
+    except (TypeError, ValueError):
+        weights = ()
+    if len(weights) != count or not all(map(math.isfinite, weights)):
+        raise ValueError(f"weights: {list(listed)}, expected {count} finite numbers, one per reward")
+    return weights
+
+
 @dataclass(frozen=True)
 class WeightedSum:
     """Weighted sum of several rewards, Σ_k w_k r_k(sample).
@@ -37,19 +59,8 @@ class WeightedSum:
     weights: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rewards", tuple(self.rewards) if isinstance(self.rewards, Iterable) else (self.rewards,))
-        given = tuple(self.weights) if isinstance(self.weights, Iterable) else (self.weights,)
-        if not self.rewards or not all(callable(reward) for reward in self.rewards):
-            raise ValueError(f"rewards: {list(self.rewards)}, expected at least one callable")
-        for reward in self.rewards:
-            check_forgets(reward)
-        try:
-            weights = tuple(map(float, given))
-        except (TypeError, ValueError):
-            weights = ()
-        if len(weights) != len(self.rewards) or not all(map(math.isfinite, weights)):
-            raise ValueError(f"weights: {list(given)}, expected {len(self.rewards)} finite numbers, one per reward")
-        object.__setattr__(self, "weights", weights)
+        object.__setattr__(self, "rewards", _checked_rewards(self.rewards))
+        object.__setattr__(self, "weights", _checked_weights(self.weights, len(self.rewards)))
 
     @classmethod
     def of(cls, weights: Mapping[Callable[..., Sequence[float | None]], float]) -> WeightedSum:
@@ -108,12 +119,12 @@ class GeometricMean:
     weights: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        rewards = tuple(self.rewards) if isinstance(self.rewards, Iterable) else (self.rewards,)
-        summed = WeightedSum(rewards, (1.0,) * len(rewards) if self.weights is None else self.weights)
-        for weight in summed.weights:
+        object.__setattr__(self, "rewards", _checked_rewards(self.rewards))
+        count = len(self.rewards)
+        weights = _checked_weights((1.0,) * count if self.weights is None else self.weights, count)
+        for weight in weights:
             check_range("weights", weight, above=0)
-        object.__setattr__(self, "rewards", summed.rewards)
-        object.__setattr__(self, "weights", summed.weights)
+        object.__setattr__(self, "weights", weights)
 
     @property
     def name(self) -> str:

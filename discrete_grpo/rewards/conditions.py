@@ -57,7 +57,7 @@ class HitsProperty:
 
         Returns:
             A number in [0, 1] per sample, 1 where the descriptor has the target value; 0 for an invalid molecule, None for a sample
-            without a target and where RDKit divides by zero.
+            without a target and where RDKit gives no finite number.
         """
         targets = _column(columns, self.property, len(samples))
         wanted = [None if t is None else self._target(t) for t in targets]
@@ -75,11 +75,8 @@ class HitsProperty:
     def _one(self, mol: Chem.Mol | None, target: float) -> float | None:
         if mol is None:
             return 0.0
-        try:
-            value = self._value(mol)
-        except ArithmeticError:  # such as a mean over the bonds between heavy atoms of a molecule without any
-            return None
-        return gaussian(value, target, self.scale)
+        value = molecule_properties.finite_value(self._value, mol)
+        return None if value is None else gaussian(value, target, self.scale)
 
 
 def keeps_scaffold(samples: Sequence[str | None], **columns: Sequence[Any]) -> list[float | None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -55,14 +54,8 @@ class Descriptor:
             By itself it only favours large values, so use it within :class:`Sigmoid`,
             :class:`~discrete_grpo.rewards.molecules.InRange` or :class:`~discrete_grpo.rewards.molecules.Target`.
         """
-        return [0.0 if mol is None else self._one(mol) for mol in parse_all(samples)]
-
-    def _one(self, mol: Chem.Mol) -> float | None:
-        try:
-            value = float(self._value(mol))
-        except ArithmeticError:  # such as a mean over the bonds between heavy atoms of a molecule without any
-            return None
-        return value if math.isfinite(value) else None
+        mols = parse_all(samples)
+        return [0.0 if mol is None else molecule_properties.finite_value(self._value, mol) for mol in mols]
 
 
 def sigmoid10(x: float) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import math
 import re
 import shutil
 from dataclasses import replace
@@ -33,9 +32,10 @@ from discrete_grpo.recipes.sample import sample, sample_file
 from discrete_grpo.recipes.train import TrainRecipe, run_train
 from discrete_grpo.rewards.digraphs import acyclic
 from discrete_grpo.runs.checkpoint import Checkpoints, load_metadata
-from discrete_grpo.runs.recorder import read_evaluation, read_metrics, read_samples
+from discrete_grpo.runs.recorder import read_metrics, read_samples
 from discrete_grpo.runs.serialization import CheckpointError
 from tests.directed_sets import OPS, PORTS, dags, write_all
+from tests.run_as_reference import run_is_reference
 
 TINY = NetworkSizes(layers=1, heads=2, width=8, edge_width=4, global_width=4)
 LABELS = Labels(OPS, ("no edge", *PORTS), "op", "port")
@@ -75,24 +75,10 @@ def pretrained(work: Path, files: dict[str, Path]) -> Path:
     return run_pretrain_graphs(recipe(files["graphml"], work / "pretrained"))
 
 
-def test_a_run_is_a_reference_for_its_samples(pretrained: Path, files: dict[str, Path]) -> None:
-    run = pretrained.parent
-    table = str(run / "evaluation_after.csv.gz")
-    wanted = {name: math.nan if x is None else x for name, x in read_evaluation(run)["after"].items()}
-    assert wanted.pop("test_loss") > 0
-    found = evaluate_file(table, FileOptions(reference=str(run)))
-    assert found == pytest.approx(wanted, nan_ok=True)
-    assert evaluate_file(table, FileOptions(reference=str(files["json"]))) != pytest.approx(wanted, nan_ok=True)
-    assert evaluate_file(table, FileOptions(reference=str(run), shape="connected"))["valid"] >= wanted["valid"]
-    assert evaluate_file(table, FileOptions(reference=str(pretrained))) == pytest.approx(wanted, nan_ok=True)  # the policy alone
-
-
-def test_a_run_without_its_data_is_no_reference(pretrained: Path, tmp_path: Path) -> None:
-    shutil.copytree(pretrained.parent, tmp_path / "run")
-    config = tmp_path / "run/policy/config.json"
-    config.write_text(config.read_text().replace("set.graphml", "gone.graphml"))
-    with pytest.raises(ValueError, match=r"^reference: .*run' is a run whose training graphs are not here"):
-        evaluate_file(str(tmp_path / "run/evaluation_after.csv.gz"), FileOptions(reference=str(tmp_path / "run")))
+def test_a_run_is_a_reference_for_its_samples_as_long_as_its_data_are_there(
+    pretrained: Path, files: dict[str, Path], tmp_path: Path
+) -> None:
+    run_is_reference(pretrained.parent, str(files["json"]), tmp_path)
 
 
 def test_every_class_survives_from_the_file_to_the_report(pretrained: Path, files: dict[str, Path], work: Path) -> None:
@@ -166,7 +152,6 @@ def test_rewards_see_pyg_data_by_choice(pretrained: Path, tmp_path: Path) -> Non
 
 
 def test_a_run_that_was_stopped_goes_on_to_the_same_policy(files: dict[str, Path], pretrained: Path, tmp_path: Path) -> None:
-    import shutil
 
     shutil.copytree(pretrained.parent, tmp_path / "again")
     shutil.rmtree(tmp_path / "again" / "policy")
