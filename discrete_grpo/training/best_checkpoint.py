@@ -11,10 +11,10 @@ from discrete_grpo.runs.checkpoint import Checkpoints, load_weights
 from discrete_grpo.training.distributed import ProcessGroup
 from discrete_grpo.training.lora import has_lora, merge_lora
 
-__all__ = ["Judge"]
+__all__ = ["BestCheckpoint"]
 
 
-class Judge:
+class BestCheckpoint:
     """Gives each regular checkpoint the metric of the generation that is drawn from it.
 
     The metrics of an update are those of samples drawn before it, so they say nothing about the weights that it leads to: an
@@ -43,26 +43,26 @@ class Judge:
             self.awaited, self.fresh = step, fresh
 
     def drew(self, line: Mapping[str, float]) -> None:
-        """Judge the awaited checkpoint by the metrics of the first update on a new generation."""
+        """Compare the awaited checkpoint by the metrics of the first update on a new generation."""
         if self.checkpoints is None:
             return
         name = self.checkpoints.metric_for_best_model or ""
         self.newest = {name: line[name]} if name in line else {}
         step, self.awaited = self.awaited, None
         if self.fresh:
-            self._judge(step)
+            self._compare(step)
 
     def ended(self) -> None:
-        """Judge the checkpoint at the end of the run, if it is still awaited, by the newest generation."""
-        self._judge(self.awaited)
+        """Compare the checkpoint at the end of the run, if it is still awaited, by the newest generation."""
+        self._compare(self.awaited)
 
-    def _judge(self, step: int | None) -> None:
+    def _compare(self, step: int | None) -> None:
         kept, line = self.checkpoints, self.newest
         if kept is not None and step is not None:
             self.processes.run_all(lambda: kept.judge(step, line) if self.processes.first else None)
 
     def restarted(self) -> None:
-        """Judge no checkpoint by the next generation, since other weights draw it."""
+        """Compare no checkpoint by the next generation, since other weights draw it."""
         self.awaited = None
 
     def load_best(self, module: nn.Module) -> None:

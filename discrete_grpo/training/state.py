@@ -6,7 +6,8 @@ import copy
 import hashlib
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -18,7 +19,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from discrete_grpo.core.entropy import EntropyController
 from discrete_grpo.core.reward_arguments import remembers, reward_names
-from discrete_grpo.core.rollout import Policy, Reward
+from discrete_grpo.core.rollout import Policy, Reward, is_observer
 from discrete_grpo.core.scoring import Accounts
 from discrete_grpo.runs.checkpoint import CheckpointError, Checkpoints, describe, load_training, tensors_to_cpu
 from discrete_grpo.runs.console import print_notes
@@ -229,6 +230,18 @@ class RunState:
             self.average.n_averaged.zero_()
         if self.reference is not None:
             mix_reference(cast(nn.Module, self.reference), self.module, 1.0)
+
+    @contextmanager
+    def buffers_kept(self) -> Iterator[None]:
+        """Restore the buffers of a policy that observes its samples if the body raises, as a failed generation is drawn again."""
+        before = [b.clone() for b in self.module.buffers()] if is_observer(self.module) else []
+        try:
+            yield
+        except BaseException:
+            with torch.no_grad():
+                for buffer, kept in zip(self.module.buffers(), before, strict=False):
+                    buffer.copy_(kept)
+            raise
 
     def snapshot(self) -> dict[str, Any]:
         """A copy of the state that drawing and scoring change in this process."""

@@ -27,7 +27,7 @@ from discrete_grpo.core.sample_metrics import SampleMetrics
 from discrete_grpo.core.scoring import Accounts, BudgetExhausted, RewardError
 from discrete_grpo.runs.checkpoint import Checkpoints, tensors_to_cpu
 from discrete_grpo.runs.trackers import Tracker
-from discrete_grpo.training.best_checkpoint import Judge
+from discrete_grpo.training.best_checkpoint import BestCheckpoint
 from discrete_grpo.training.bf16 import decide_and_tell
 from discrete_grpo.training.compatibility import check_given, check_observers, check_own_functions, check_scorer, checked_shards
 from discrete_grpo.training.config import GRPOConfig
@@ -115,7 +115,7 @@ class GRPOTrainer:
         module = self.module
         self.processes.copy_from_first([*module.parameters(), *module.buffers()])  # one of your own may begin with others
         self.checkpoints = checkpoints_of(run, config)
-        self.judge = Judge(self.checkpoints, self.processes)
+        self.best = BestCheckpoint(self.checkpoints, self.processes)
         self.functions = function_names(advantage_func=advantage_func, surrogate_func=surrogate_func)
         stored = stored_state(self.checkpoints, self.rewards, config, self.functions, self.processes) if resume else None
         self.settings = settings_of(config)
@@ -214,7 +214,7 @@ class GRPOTrainer:
                         break
                 if any(self.processes.gather(bool(stop))):  # during the last update
                     self._interrupted()
-            self.judge.ended()
+            self.best.ended()
             if self.log is not None:
                 self.log.finish(self.history)
         finally:
@@ -222,7 +222,7 @@ class GRPOTrainer:
             if self.log is not None:
                 self.log.close()
         if self.config.load_best_model_at_end:
-            self.judge.load_best(self._kept)
+            self.best.load_best(self._kept)
         return self.history
 
     def _stopped(self, stop: object) -> bool:
@@ -268,7 +268,7 @@ class GRPOTrainer:
         restarts = self.pending is None and self.patience is not None and self.patience.restarts_now
         if restarts:  # the weights that follow belong to no update
             self.save()
-            self.judge.restarted()
+            self.best.restarted()
         with tf32_products(self.config.tf32, device), deterministic(self.config.full_determinism):
             try:
                 if self.pending is None:
@@ -290,7 +290,7 @@ class GRPOTrainer:
         if self.checkpoints is not None and not self.history:
             self.checkpoints.check_metric(line)
         if first:
-            self.judge.drew(line)
+            self.best.drew(line)
         self.history.append(line)
         if self.log is not None:
             self.log.update(self.step, line)
@@ -316,15 +316,16 @@ class GRPOTrainer:
         """Set :attr:`pending` to a new generation; if anything fails, checkpoints still hold the state after the last update."""
         self.state.restart_stale()
         before = calls_made(self.ledger) if self.patience is not None else None
-        new = self.sampler.draw()
-        metrics = generation_metrics(new, self.sample_metrics, self.log, self.ledger, before, self.processes)
-        choices = [choose_steps(own, self.config, s.generator) for own, s in zip(new.rows, self.sampler.shards, strict=True)]
-        queue = self._minibatches(new.rows, choices, metrics, self.config)
-        old: list[list[Tensor | None]] = []  # not returned by the function below, as results are sent to all processes
-        if queue.updates > 1:
-            self.processes.run_all(lambda: old.extend(self.learner.old_log_probs(part) for part in queue.parts))
-            queue.old = old
-        self.processes.run_all(lambda: self.sampler.remember(new.mine))
+        with self.state.buffers_kept():
+            new = self.sampler.draw()
+            metrics = generation_metrics(new, self.sample_metrics, self.log, self.ledger, before, self.processes)
+            choices = [choose_steps(own, self.config, s.generator) for own, s in zip(new.rows, self.sampler.shards, strict=True)]
+            queue = self._minibatches(new.rows, choices, metrics, self.config)
+            old: list[list[Tensor | None]] = []  # not returned by the function below, as results are sent to all processes
+            if queue.updates > 1:
+                self.processes.run_all(lambda: old.extend(self.learner.old_log_probs(part) for part in queue.parts))
+                queue.old = old
+            self.processes.run_all(lambda: self.sampler.remember(new.mine))
         self.pending, self._safe = queue, self.state.snapshot()
         if self.log is not None:
             self.log.samples(self.step + 1, new)
@@ -361,7 +362,7 @@ class GRPOTrainer:
         pending = tensors_to_cpu(queue_states(self.pending)) if self.pending is not None else None
         told = self.processes.gather((self._safe, pending))
         if any(self.processes.gather(self._due())):  # a budget may be used up in one process before another
-            self.judge.saved(self.step, fresh=self.pending is None)
+            self.best.saved(self.step, fresh=self.pending is None)
         self.processes.run_all(lambda: self._write(told, self.log) if self.log is not None else None)
 
     def _due(self) -> bool:
@@ -376,20 +377,20 @@ class GRPOTrainer:
         drawing = [snapshot for snapshot, _ in told]
         state = {"step": self.step, "rewards": reward_names(self.rewards), "pending": pending, "position": log.position()}
         state |= {"functions": self.functions, "config": self.settings, "device": self.accelerator.device.type}
-        state |= {"judge": self.judge.state_dict(), "bf16": self.bf16, "passes": self.config.passes}
+        state |= {"best": self.best.state_dict(), "bf16": self.bf16, "passes": self.config.passes}
         state |= self.state.learning() | self.state.drawing(drawing)
         metadata = self.metadata | {"grpo_steps": self.step}
         cast(Checkpoints, self.checkpoints).save(
-            self.step, self.best_policy, metadata=metadata, training=tensors_to_cpu(state), awaited=self.judge.awaited
+            self.step, self.best_policy, metadata=metadata, training=tensors_to_cpu(state), awaited=self.best.awaited
         )
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         self.step = int(state["step"])
         self.state.restore(state)
-        if "judge" in state:
-            self.judge.load_state_dict(state["judge"])
+        if "best" in state:
+            self.best.load_state_dict(state["best"])
         elif self._due():  # of an earlier version
-            self.judge.saved(self.step, fresh=state["pending"] is None)
+            self.best.saved(self.step, fresh=state["pending"] is None)
         if state["pending"] is not None:
             self._restore_pending(state["pending"])
         if self.log is not None:

@@ -144,7 +144,7 @@ def test_checkpoints_of_earlier_versions_are_judged_anew(tmp_path: Path) -> None
     trainer(tmp_path, max_steps=2, **changed).train()
     folder = tmp_path / "checkpoints/step-00000002"
     state = torch.load(folder / "training.pt", weights_only=True)
-    del state["judge"], state["config"]
+    del state["best"], state["config"]
     torch.save(state, folder / "training.pt")
     (folder / "SHA256SUMS").unlink()
     (folder / "metrics.json").unlink()

@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from discrete_grpo import GRPOConfig, GRPOTrainer
 from discrete_grpo.core.interrupt import Interrupted
 from discrete_grpo.core.scoring import RewardError
+from discrete_grpo.policies.options import with_options
 from discrete_grpo.rewards.ledger import Ledger
 from discrete_grpo.training.offline import OfflineTrainer
 from tests.letters import letters_policy
@@ -190,3 +192,30 @@ def test_going_back_restores_random_states_memories_and_the_count_of_calls() -> 
         assert (reward.seen, ledger.turn, ledger.calls) == before
         assert drawn() == first
         ledger.score([reward], samples)
+
+
+def test_a_generation_whose_metrics_fail_does_not_move_the_node_counts(tmp_path: Path) -> None:
+    found = []
+    for fails in (True, False):
+        calls: list[int] = []
+
+        def metrics(samples: Sequence[Any], calls: list[int] = calls, fails: bool = fails) -> dict[str, float]:
+            calls.append(len(samples))
+            if fails and len(calls) == 2:
+                raise OSError("disk")
+            return {}
+
+        def small(samples: Sequence[Any], **columns: Any) -> list[float]:
+            return [1 / len(sample) for sample in samples]
+
+        policy = with_options(tiny_policy(sizes=(0.0, 0.25, 0.25, 0.5)), node_count="running")
+        config = dataclasses.replace(CONFIG, max_steps=3)
+        trainer = GRPOTrainer(policy, small, config, run=tmp_path / str(fails), sample_metrics=metrics)
+        if fails:
+            with pytest.raises(RewardError, match="disk"):
+                trainer.train()
+            kept = load_file(tmp_path / "True/checkpoints/step-00000001/model.safetensors")["head.histogram"]
+            assert torch.equal(kept, trainer.module.state_dict()["head.histogram"])
+        trainer.train()
+        found.append([p.tolist() for p in trainer.module.state_dict().values()])
+    assert found[0] == found[1]
