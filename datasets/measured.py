@@ -14,7 +14,7 @@ from torch import Tensor
 
 from discrete_grpo.core.checks import did_you_mean
 from discrete_grpo.datasets.reading import check_file, table_body
-from discrete_grpo.datasets.scored import UNKNOWN
+from discrete_grpo.datasets.scored import cell_number
 from discrete_grpo.datasets.text_files import MAX_BYTES
 from discrete_grpo.domains.molecule_properties import descriptor, descriptor_names
 
@@ -79,7 +79,7 @@ class Columns:
         if cells.too_many:
             told = f"path: line {line} of {self.path!r} has {cells.too_many} cells, expected {len(self.header)} as the header has"
             raise ValueError(f"{told}; a cell that holds the delimiter, such as a decimal comma, needs quotes")
-        return [_number(text, self.path, line, name) for name, text in zip(self.names, cells.texts, strict=True)]
+        return [cell_number(text, "properties", self.path, line, name) for name, text in zip(self.names, cells.texts, strict=True)]
 
 
 def measured_names(
@@ -150,16 +150,3 @@ def read_measured(
     if missing := wanted - found.keys():
         raise ValueError(f"lines: {min(missing)}, expected numbers of lines of {str(path)!r} below its header")
     return torch.tensor([found[line] for line in lines], dtype=torch.float64).reshape(len(lines), len(names))
-
-
-def _number(text: str, path: str | Path, line: int, column: str) -> float:
-    """The number in a cell; NaN if it is unknown."""
-    if text.lower() in UNKNOWN:
-        return torch.nan
-    try:
-        value = float(text.replace("_", "x"))  # Python reads 1_000 as a number
-    except ValueError:
-        value = torch.inf
-    if abs(value) == torch.inf:
-        raise ValueError(f"properties: line {line} of {str(path)!r} holds {text!r} in {column!r}, expected a number or nothing")
-    return value

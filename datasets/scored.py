@@ -15,7 +15,7 @@ from discrete_grpo.datasets.reading import table_rows
 from discrete_grpo.datasets.tables import HEAD, USUAL
 from discrete_grpo.datasets.text_files import MAX_BYTES, text_lines
 
-__all__ = ["ScoredTable", "read_scored"]
+__all__ = ["ScoredTable", "cell_number", "read_scored"]
 
 UNKNOWN = frozenset({"", "nan", "na", "n/a", "none", "null"})
 """Cells of the score column that stand for a missing score, in lower case."""
@@ -168,8 +168,8 @@ def _table(path: Path, rows: Iterable[tuple[int, list[str]]], columns: _Columns,
             if "\n" in cells[place]:
                 told = f"line {line} of {str(path)!r} ends a {argument} of several lines"
                 raise ValueError(f"data: {told}, expected one line; is a quote left open above?")
-        score = _score(cells[columns.score], path, line, header[columns.score])
-        if score is None:
+        score = cell_number(cells[columns.score], "score_column", path, line, header[columns.score])
+        if math.isnan(score):
             unscored += 1
             continue
         if columns.group is not None and not cells[columns.group]:
@@ -185,16 +185,18 @@ def _table(path: Path, rows: Iterable[tuple[int, list[str]]], columns: _Columns,
     return ScoredTable(tuple(samples), tuple(scores), None if columns.group is None else tuple(groups), tuple(lines), unscored)
 
 
-def _score(text: str, path: Path, line: int, column: str) -> float | None:
-    """The number in a cell; None if it is unknown."""
+def cell_number(text: str, argument: str, path: str | Path, line: int, column: str) -> float:
+    """The number in a cell; NaN if it is unknown.
+
+    Raises:
+        ValueError: for a cell that holds something else, naming ``argument``, the line and the column.
+    """
     if text.lower() in UNKNOWN:
-        return None
+        return math.nan
     try:
         value = float(text.replace("_", "x"))  # Python reads 1_000 as a number
     except ValueError:
         value = math.inf
-    if math.isnan(value):
-        return None
     if math.isinf(value):
-        raise ValueError(f"score_column: line {line} of {str(path)!r} holds {text!r} in {column!r}, expected a number or nothing")
+        raise ValueError(f"{argument}: line {line} of {str(path)!r} holds {text!r} in {column!r}, expected a number or nothing")
     return value

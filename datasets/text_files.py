@@ -7,13 +7,13 @@ import gzip
 import re
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from discrete_grpo.core.checks import check_range
 from discrete_grpo.core.csv_cells import cells_of_any_length
 
-__all__ = ["MAX_BYTES", "MAX_LINE", "column_of", "filled_cells", "header_cells", "path_named", "suffix_of", "text_lines"]
+__all__ = ["MAX_BYTES", "MAX_LINE", "column_of", "filled_cells", "header_cells", "suffix_of", "text_lines"]
 
 MAX_BYTES = 4 << 30
 """Default of the largest unpacked size of a gzipped file, 4 GiB."""
@@ -29,23 +29,6 @@ def suffix_of(path: Path) -> str:
     ('.csv', '.smi')
     """
     return Path(path.stem).suffix.lower() if path.suffix == ".gz" else path.suffix.lower()
-
-
-@contextmanager
-def path_named(argument: str) -> Iterator[None]:
-    """Make errors about ``path`` inside the block name the argument that gave the path.
-
-    >>> with path_named("data"):
-    ...     raise ValueError("path: 'a.txt' is empty, expected at least one line of text")
-    Traceback (most recent call last):
-    ValueError: data: 'a.txt' is empty, expected at least one line of text
-    """
-    try:
-        yield
-    except (FileNotFoundError, ValueError) as error:
-        if str(error).startswith("path: "):
-            error.args = (f"{argument}: {str(error).removeprefix('path: ')}",)
-        raise
 
 
 def text_lines(path: Path, max_bytes: int = MAX_BYTES, *, argument: str = "path") -> Iterator[str]:

@@ -43,7 +43,7 @@ class ConvNetConfig:
 
 
 class ConvNet(nn.Module):
-    """Ink [B, size, size] -> logits [B, classes].
+    """Pixel intensities [B, size, size] -> logits [B, classes].
 
     Args:
         config: sizes.

@@ -42,7 +42,7 @@ class NetworkSizes:
         global_width: d_g, width of the state of the graph.
         expansion: hidden over outer width in the feed-forward parts.
         walk_length: random-walk powers given as features (RRWP), at least 2.
-        dropout: dropout probability in the feed-forward parts.
+        dropout: dropout probability in the feed-forward parts of the nodes.
         connectivity: whether components, effective resistances and bridges are features too, see
             :func:`~discrete_grpo.models.connectivity.connectivity_features`; for graphs with far-reaching structure.
         log_time: whether log t is a feature too; preconditioned logits depend on it near the data.

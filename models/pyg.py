@@ -66,7 +66,7 @@ class PyGDenoiser(nn.Module):
     Args:
         network: maps a batch, see :func:`to_batch`, to one embedding per node [n, width]; for checkpoints it has a method
             ``init_args()`` that returns its arguments.
-        width: of the embeddings.
+        width: width of the embeddings.
         node_classes: number of clean node classes.
         edge_classes: number of clean classes of a pair, "no edge" among them.
         edge_states: number of classes of a noisy pair, one more than ``edge_classes`` with noise ``absorbing``; None means
@@ -122,7 +122,7 @@ class MessagePassing(nn.Module):
     Args:
         node_states: number of classes of a noisy node.
         edge_states: number of classes of a noisy pair.
-        width: of the embeddings; with ``gps`` a multiple of ``heads``.
+        width: width of the embeddings; with ``gps`` a multiple of ``heads``.
         layers: depth, at least 1.
         kind: gine or gps.
         heads: attention heads of ``gps``.

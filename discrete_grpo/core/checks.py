@@ -77,7 +77,7 @@ def check_range(
     Traceback (most recent call last):
     ValueError: top_p: 2.0, expected more than 0 and at most 1
     """
-    if not isinstance(value, Real):
+    if not isinstance(value, Real) or isinstance(value, bool):
         told = _range(least, above, most, below)
         raise ValueError(f"{name}: {value!r}, expected {told if told == FINITE else f'a number, {told}'}{note}")
     inside = (least is None or value >= least) and (above is None or value > above)
@@ -327,8 +327,6 @@ def told_as(argument: str, was: str = "data") -> Iterator[None]:
     try:
         yield
     except (ValueError, FileNotFoundError) as error:
-        said = str(error)
-        if argument == was or not said.startswith(f"{was}: "):
-            raise
-        kind = FileNotFoundError if isinstance(error, FileNotFoundError) else ValueError
-        raise kind(said.replace(was, argument, 1)) from error
+        if str(error).startswith(f"{was}: "):
+            error.args = (str(error).replace(was, argument, 1),)
+        raise

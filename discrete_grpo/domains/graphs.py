@@ -165,7 +165,7 @@ class ConditionedGraphs:
         return len(self.graphs)
 
     def to(self, device: torch.device | str) -> ConditionedGraphs:
-        """The same on ``device``."""
+        """A copy on ``device``."""
         return ConditionedGraphs(self.graphs.to(device), place(self.properties, torch.device(device)))
 
 

@@ -64,7 +64,7 @@ class Image:
         return f"{self.height}x{self.width}:{self.levels.hex()}"
 
     def tensor(self) -> Float[Tensor, "height width"]:
-        """Ink in [0, 1], float32."""
+        """Pixel intensities in [0, 1], float32."""
         return torch.tensor(list(self.levels)).float().div(255).reshape(self.height, self.width)
 
 

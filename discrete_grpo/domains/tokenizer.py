@@ -180,7 +180,7 @@ class TokenBatch:
         return self.tokens.shape[0]
 
     def to(self, device: torch.device | str) -> TokenBatch:
-        """The same on ``device``."""
+        """A copy on ``device``."""
         where = torch.device(device)
         moved = (None if t is None else place(t, where) for t in (self.prompt, self.properties))
         return TokenBatch(place(self.tokens, where), *moved)

@@ -76,7 +76,7 @@ def interval(statistic: Statistic, resamples: int, seed: int = 0, *, level: floa
     Args:
         statistic: the metric.
         resamples: number of parts; 0 gives NaN.
-        seed: of the draws.
+        seed: seed of the draws.
         level: share that lies between the ends.
 
     Returns:

@@ -72,7 +72,7 @@ def bridges(
         kernels: reverse steps of nodes and of pairs.
         clean: finished graphs, of classes that the kernels know.
         grid: falling times from 1 to 0.
-        generator: of the draws.
+        generator: random generator of the draws.
     """
     device, points = clean.nodes.device, len(grid)
     nodes = torch.zeros(len(clean), points, clean.num_nodes, dtype=torch.uint8, device=device)
@@ -119,7 +119,7 @@ def bridged_rollout(
         grid: falling times from 1 to 0.
         max_nodes: size of the largest graph that the policy draws.
         dtype: type of the policy's weights.
-        generator: of the draws.
+        generator: random generator of the draws.
     """
     nodes, pairs = bridges(kernels, graphs, grid, generator)
     logp = torch.full((len(graphs), len(grid) - 1), torch.nan, device=nodes.device).to(torch.promote_types(dtype, torch.float32))

@@ -66,7 +66,7 @@ class FieldStepper:
         transition: law of the next state.
         fields: fields of nodes, then those of pairs.
         dtype: type of the tables, and of the mean of the positions.
-        generator: of the draws.
+        generator: random generator of the draws.
         record: whether steps are recorded as a CUDA graph.
     """
 

@@ -52,21 +52,6 @@ class TokenGrammar(Protocol):
 
 
 @runtime_checkable
-class DescribingGrammar(TokenGrammar, Protocol):
-    """A grammar that describes its states.
-
-    Attributes:
-        feature_sizes: number of values of each feature, at most 256.
-    """
-
-    feature_sizes: tuple[int, ...]
-
-    def features(self, state: State) -> Int[Tensor, "row feature"]:
-        """The features of each state, feature k in 0 ... ``feature_sizes[k]`` - 1."""
-        ...
-
-
-@runtime_checkable
 class WholeTextGrammar(TokenGrammar, Protocol):
     """A grammar that computes the states of a whole text faster than a token at a time."""
 

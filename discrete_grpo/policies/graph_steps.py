@@ -53,7 +53,7 @@ class Stepper:
         kernels: reverse steps of nodes and of pairs, by whose noise fixed sites are drawn.
         grid: falling times of the sampler.
         dtype: type of the tables.
-        generator: of the draws.
+        generator: random generator of the draws.
         fixed: clean classes of fixed sites, -1 where free; None if no site is fixed.
         properties: properties that the graphs are conditioned on; None without.
         record: whether steps are recorded as a CUDA graph.

@@ -49,8 +49,8 @@ def draw_sizes(
     """Node counts [B] on the CPU: given by a column of the group's contexts, else one draw per group from ``prior``.
 
     Raises:
-        ValueError: if the contexts of a group ask for several sizes, or one asks for a size without mass in ``prior``'s range or
-            fixes more than there is room for.
+        ValueError: if the contexts of a group ask for several sizes, or one asks for a size outside 1 to the largest or fixes
+            more than there is room for.
     """
     check_alike(contexts, ("num_nodes",), note="")
     largest, host = len(prior) - 1, prior.cpu()

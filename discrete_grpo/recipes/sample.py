@@ -142,7 +142,7 @@ def sample_file(
     options: SamplerOptions | None = None,
     device: str | None = None,
 ) -> Path:
-    """Draw ``n`` samples into a file and print their numbers.
+    """Draw ``n`` samples into a file and print their numbers, except for images (``.png``).
 
     Args:
         checkpoint: name of the policy, as for :func:`~discrete_grpo.recipes.loading.load_policy`.
@@ -152,7 +152,7 @@ def sample_file(
             ``.g6``, ``.d6`` or ``.txt`` of graphs, ``.smi``, ``.smiles`` or ``.txt`` of molecules and text, ``.txt`` of images, and
             any other ending of samples of unknown kind; all but ``.png`` also with ``.gz``. Molecules of a
             broken valence, and of several parts, are rows of a table alone.
-        seed: of the draws.
+        seed: seed of the draws.
         scaffold: SMILES that every sample should contain.
         columns: conditions, as for :func:`sample`.
         options: changes to how the policy draws.
@@ -208,7 +208,7 @@ def sample_lines(
     Args:
         checkpoint: as for :func:`sample_file`, as are all others.
         n: number of samples.
-        seed: of the draws.
+        seed: seed of the draws.
         scaffold: SMILES that every sample should contain.
         columns: conditions.
         options: changes to how the policy draws.

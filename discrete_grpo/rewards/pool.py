@@ -78,7 +78,7 @@ class RewardPool:
         timeout: seconds per sample, more than 0; a chunk has this time for each of its samples. None: no limit.
         retries: further tries of a sample that failed, at least 0.
         chunk_size: samples per call of the reward, at least 1, for rewards that are faster on several at once. A chunk that fails
-            is halved until the guilty sample is alone. A reward that compares samples sees only its chunk.
+            is halved until the failing sample is alone. A reward that compares samples sees only its chunk.
         start_timeout: seconds in which a worker must import and make the reward, more than 0.
         max_failures: this many failures in a row, without one success, end the run; None: never.
         backend: ``processes`` of this machine, or actors of a ``ray`` cluster.
@@ -208,7 +208,7 @@ class RewardPool:
         columns: dict[str, Sequence[Any]] = {name: [values[k] for k in picked] for name, values in job.columns.items()}
         try:
             seat.worker.send([job.samples[k] for k in picked], columns)
-        except OSError:  # it died while it had nothing to do: nobody's fault
+        except OSError:  # it died while it had nothing to do, so no sample caused it
             job.todo.appendleft(task)
             self._remove(seat)
             return
@@ -234,7 +234,7 @@ class RewardPool:
             self._remove(seat)
             if task is None:
                 raise RewardError(f"reward {self.name}: a worker could not start: {death}") from None
-            if isinstance(death, ConnectionResetError) and not task.unread:  # the samples are not to blame, unless it happens again
+            if isinstance(death, ConnectionResetError) and not task.unread:  # the samples did not cause it, unless it happens again
                 job.todo.appendleft(replace(task, unread=True))
             else:
                 self._failed(job, task, str(death))
@@ -317,7 +317,7 @@ def _payload(reward: Any, init_args: dict[str, Any] | None) -> bytes:
 
 
 def _dismiss(seats: list[_Seat], owner: int) -> None:
-    if os.getpid() != owner:  # a fork of the process that hired them
+    if os.getpid() != owner:  # a fork of the process that started them
         seats.clear()
         return
     while seats:

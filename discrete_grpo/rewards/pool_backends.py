@@ -94,11 +94,11 @@ class Process:
                 command, stdin=subprocess.DEVNULL, pass_fds=(other.fileno(),), start_new_session=True, env=environment
             )
         self.connection = Connection(own.detach())
-        with contextlib.suppress(OSError):  # it died at once: said by receive
+        with contextlib.suppress(OSError):  # it died at once; receive raises the error
             self.connection.send_bytes(pickle.dumps((sys.path, payload)))
 
     def send(self, samples: Sequence[Any], columns: dict[str, Sequence[Any]]) -> None:
-        """Ask."""
+        """Send a request."""
         self.connection.send_bytes(_dumps((samples, columns)))
 
     def receive(self) -> tuple[Any, ...]:
@@ -114,7 +114,7 @@ class Process:
         try:
             code = self._process.wait(timeout=5)
         except subprocess.TimeoutExpired:
-            return "its worker hung up"
+            return "its worker closed its connection"
         if code >= 0:
             return f"its worker exited with status {code}"
         with contextlib.suppress(ValueError):

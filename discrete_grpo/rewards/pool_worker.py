@@ -142,7 +142,7 @@ def _end_with_parent(connection: Connection) -> None:
 
 
 def main() -> None:
-    """Serve until the pool hangs up."""
+    """Serve until the pool closes the connection."""
     own = os.getpid()
     connection = Connection(int(sys.argv[1]))
     signal.signal(signal.SIGTERM, _end)

@@ -310,12 +310,12 @@ class OfSmiles:
 
     @property
     def state_dict(self) -> Callable[[], Any]:
-        """That of a reward that remembers; others have none."""
+        """State of a reward that remembers samples; others have none."""
         return _memory(self.reward, "state_dict")
 
     @property
     def load_state_dict(self) -> Callable[[Any], Any]:
-        """That of a reward that remembers; others have none."""
+        """State of a reward that remembers samples; others have none."""
         return _memory(self.reward, "load_state_dict")
 
     @property

@@ -110,7 +110,7 @@ class Task:
     def _scored(self, parsed: Any, sample: Any) -> Any:
         try:
             value = self.score(self._given(parsed))
-            return value if value is None or isinstance(value, str) else float(value)  # whoever counts scores refuses a text
+            return value if value is None or isinstance(value, str) else float(value)  # scoring refuses a text
         except Exception as error:
             from discrete_grpo.core.scoring import RewardError, shown_value  # imports torch
 

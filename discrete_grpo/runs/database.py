@@ -155,10 +155,9 @@ class Database:
         with _one_at_a_time(self.path.with_name(f".{self.path.name}.lock")):
             if self._inode() != seen or seen is None:
                 return
-            for suffix in ("-wal", "-shm"):
-                self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
-            with contextlib.suppress(FileNotFoundError):
-                self.path.rename(aside)
+            for suffix in ("-wal", "-shm", ""):  # with its log the file can still be repaired by hand
+                with contextlib.suppress(FileNotFoundError):
+                    self.path.with_name(self.path.name + suffix).rename(aside.with_name(aside.name + suffix))
         warnings.warn(f"{self.path}: damaged ({error}); moved to {aside.name} and begun anew", RuntimeWarning, stacklevel=2)
 
     def run(self, work: Callable[[sqlite3.Connection], T]) -> T:

@@ -53,6 +53,8 @@ OLD_MODULES = {
 """Modules of format 1, under ``discrete_grpo``, that define classes a checkpoint can name -> the modules of these classes today."""
 ITEMS = "mapping_items"
 """The only key of the mapping that encodes a mapping whose keys are not text."""
+SPEC = {"class_path", "init_args"}
+"""The keys of the mapping that encodes an object."""
 TYPES = ("float16", "bfloat16", "float32", "float64")
 REMOVED = {
     "discrete_grpo.diffusion.flow.FlowExpectedRate": "FlowExpectedRate is no kernel of policies any more (see docs/graphs.md); "
@@ -77,11 +79,13 @@ def describe(obj: Any) -> Any:
     if obj is None or isinstance(obj, bool | int | float | str):
         return obj
     if isinstance(obj, Mapping):
-        return {str(k): describe(v) for k, v in obj.items()}
+        if all(isinstance(key, str) for key in obj) and set(obj) not in ({ITEMS}, SPEC):
+            return {key: describe(value) for key, value in obj.items()}
+        return {ITEMS: [[describe(key), describe(value)] for key, value in obj.items()]}  # JSON has only keys that are text
     if isinstance(obj, Sequence):
         return [describe(v) for v in obj]
     if dataclasses.is_dataclass(obj) and not isinstance(obj, type):
-        args = {f.name: _with_keys(getattr(obj, f.name)) for f in dataclasses.fields(obj) if f.init}
+        args = {f.name: getattr(obj, f.name) for f in dataclasses.fields(obj) if f.init}
     elif hasattr(obj, "init_args"):
         args = obj.init_args()
     else:
@@ -185,13 +189,6 @@ def check_init_args(argument: str, obj: Any) -> None:
         check_init_args(argument, given)
 
 
-def _with_keys(value: Any) -> Any:
-    """The field of a dataclass; a mapping whose keys are not all text as its items, since JSON would turn the keys into text."""
-    if isinstance(value, Mapping) and not all(isinstance(key, str) for key in value):
-        return {ITEMS: [[key, value[key]] for key in value]}
-    return value
-
-
 def build(spec: Any, trusted: Sequence[str] = TRUSTED) -> Any:
     """Build the object that :func:`describe` described; lists become tuples.
 
@@ -204,7 +201,7 @@ def build(spec: Any, trusted: Sequence[str] = TRUSTED) -> Any:
         return spec
     if set(spec) == {ITEMS}:
         return _from_items(spec[ITEMS], trusted)
-    if set(spec) != {"class_path", "init_args"}:
+    if set(spec) != SPEC:
         return {k: build(v, trusted) for k, v in spec.items()}
     path, args = spec["class_path"], spec["init_args"]
     if not isinstance(path, str) or not isinstance(args, dict):
@@ -219,7 +216,7 @@ def build(spec: Any, trusted: Sequence[str] = TRUSTED) -> Any:
     cls = _class(path)
     args = getattr(cls, "upgrade_args", dict)(args)  # a class whose arguments have changed converts the old ones
     args = {k: build(v, trusted) for k, v in args.items()}
-    if path.startswith("discrete_grpo."):  # types of other packages are their own affair
+    if path.startswith("discrete_grpo."):  # types of other packages are not checked
         _check_types(cls, args, path)
     try:
         return cls(**args)

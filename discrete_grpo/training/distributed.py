@@ -46,7 +46,7 @@ def accelerator() -> Accelerator:
 
         atexit.register(leave)
     handlers = [InitProcessGroupKwargs(timeout=PATIENCE)]
-    # Its own precision and accumulation would scale the loss behind the trainer's back; the environment cannot ask for them.
+    # Its own precision and accumulation would scale the loss without the trainer's knowledge; the environment cannot ask for them.
     found = Accelerator(cpu=None if alone else True, mixed_precision="no", kwargs_handlers=handlers)
     found.gradient_accumulation_steps = 1
     if found.num_processes != started:

@@ -234,7 +234,8 @@ class RunState:
     @contextmanager
     def buffers_kept(self) -> Iterator[None]:
         """Restore the buffers of a policy that observes its samples if the body raises, as a failed generation is drawn again."""
-        before = [b.clone() for b in self.module.buffers()] if is_observer(self.module) else []
+        observes = is_observer(self.module)
+        before = [buffer.clone() for buffer in self.module.buffers()] if observes else []
         try:
             yield
         except BaseException:

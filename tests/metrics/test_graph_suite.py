@@ -134,9 +134,9 @@ def test_polygraph_discrepancy_by_its_package(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("train", [rook(), nx.path_graph(4)])
 def test_what_is_not_decided_counts_as_in_the_plain_evaluation(train: nx.Graph) -> None:
-    """The first training graph may be equal to a sample; the second is none, and two samples may be equal to each other."""
+    """The first training graph may be equal to a sample, which is drawn twice; the second is none, and two samples may be equal."""
     reference = GraphReference(GraphSplits((train,), (), SPLITS.test[:3]), budget=5)
-    samples = [graph6(shrikhande()), graph6(nx.path_graph(3)), graph6(rook())]
+    samples = [graph6(shrikhande()), graph6(nx.path_graph(3)), graph6(rook()), graph6(shrikhande())]
     plain, found = evaluate(samples, reference), graphs(samples, reference, SuiteOptions(bootstrap=0)).metrics
     assert plain["undecided"] > 0
     for name in ("unique", "novel", "vun", "undecided"):

@@ -175,6 +175,14 @@ def test_fixed_sites_keep_their_numbered_keys() -> None:
     assert build(json.loads(json.dumps(describe({"fixed": [fixed, None]})))) == {"fixed": (fixed, None)}
 
 
+@pytest.mark.parametrize(
+    "table",
+    [{1: 2.0}, {"a": {0.5: "b", None: 1}}, {(1, 2): 3, "a": 1}, {"mapping_items": 1}, {"class_path": "x", "init_args": {}}, {}],
+)
+def test_mappings_keep_their_keys(table: dict[Any, Any]) -> None:
+    assert build(json.loads(json.dumps(describe({"table": table})))) == {"table": table}
+
+
 @pytest.mark.parametrize("items", [3, [[1, 2, 3]], [[[{"a": 1}], 2]]])
 def test_items_of_a_mapping_that_are_no_pairs_are_refused(items: Any) -> None:
     with pytest.raises(CheckpointError, match=r"^mapping_items: .*, expected pairs of a key and a value$"):

@@ -21,7 +21,7 @@ def best_of_prior(task: Task, policy: Any, ledger: Ledger, seed: int, *, batch_s
         task: what is optimised.
         policy: is sampled and not changed.
         ledger: counts the calls.
-        seed: of the draws.
+        seed: seed of the draws.
         batch_size: samples per batch, each a group of its own.
         patience: batches without a new sample after which the policy counts as exhausted.
     """

@@ -7,9 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from discrete_grpo.core.checks import told_as
 from discrete_grpo.core.description import innermost
 from discrete_grpo.core.sample_metrics import SampleMetrics
-from discrete_grpo.datasets.text_files import path_named
 from discrete_grpo.domains import molecule_fields, molecule_properties
 from discrete_grpo.domains import molecules as chemistry
 from discrete_grpo.domains.smiles import canonical_samples, parse, parse_all, to_smiles
@@ -194,7 +194,7 @@ def _read(file: str, options: FileOptions) -> tuple[list[str | None], Mapping[st
     from discrete_grpo.recipes.left_out import report_broken
 
     try:
-        with path_named("file"):
+        with told_as("file", "path"):
             found = read_smiles(file, max_broken=1.0, smiles_column=options.smiles_column, max_bytes=options.max_bytes)
     except NoMoleculesError as error:
         if not any(text for _, text in error.broken):  # a table of samples that are all invalid
@@ -223,7 +223,7 @@ def _stored(file: str | Path, options: FileOptions, argument: str = "reference")
     if not isinstance(file, str | Path):
         raise ValueError(f"{argument}: a {type(file).__name__}, expected the name of a file of molecules")
     try:
-        with path_named(argument):
+        with told_as(argument, "path"):
             stored = read_smiles(file, smiles_column=options.reference_smiles_column, max_bytes=options.max_bytes)
     except ValueError as error:  # the option has another name here
         raise ValueError(str(error).replace("smiles_column", "reference_smiles_column")) from error

@@ -10,12 +10,11 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from discrete_grpo.core.checks import check_distinct
+from discrete_grpo.core.checks import check_distinct, told_as
 from discrete_grpo.core.processes import is_first
 from discrete_grpo.datasets.measured import measured_names, read_measured
 from discrete_grpo.datasets.reading import smiles_rows, table_body
 from discrete_grpo.datasets.shards import ShardFolder, is_shard_folder
-from discrete_grpo.datasets.text_files import path_named
 from discrete_grpo.domains.molecule_properties import descriptor_names
 from discrete_grpo.recipes.conditions import READ_WITH, RESERVED
 from discrete_grpo.recipes.pretraining.molecule_files import data_file
@@ -71,7 +70,7 @@ def measured_columns(recipe: _Recipe) -> tuple[str, ...]:
     if not recipe.properties or recipe.data == "enumerated" or is_shard_folder(recipe.data):
         return ()
     path, options = _source(recipe)
-    with path_named("data"):
+    with told_as("data", "path"):
         found = measured_names(path, recipe.properties, **options)
     if taken := [name for name in found if name in TAKEN]:
         raise ValueError(f"properties: a column named {taken[0]!r}, expected another name: {', '.join(TAKEN)} are reserved")
@@ -89,7 +88,7 @@ def measured_values(recipe: _Recipe, names: Sequence[str], lines: Sequence[int])
     if not names:
         return {}
     path, options = _source(recipe)
-    with path_named("data"):
+    with told_as("data", "path"):
         table = read_measured(path, names, lines, **options)
     _tell_unknown(path, dict(zip(names, table.isnan().sum(0).tolist(), strict=True)), len(lines))
     return dict(zip(names, table.unbind(1), strict=True))
@@ -132,7 +131,7 @@ def known_columns(file: MoleculeFile, broken: Sequence[int]) -> dict[str, list[f
         ValueError: for a name that several columns have, or a cell that holds something else than a number.
     """
     path, options = _source(file)
-    with path_named("data"):
+    with told_as("data", "path"):
         header, _ = table_body(path, **options)
         names = measured_names(path, [name for name in file.properties if name in header], **options)
         left_out = set(broken)

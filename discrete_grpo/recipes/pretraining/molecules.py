@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 from torch import nn
 
-from discrete_grpo.core.checks import check_fields, check_sizes, check_text
+from discrete_grpo.core.checks import check_fields, check_sizes, check_text, told_as
 from discrete_grpo.core.description import attach_metadata
 from discrete_grpo.core.option_names import known_options
 from discrete_grpo.datasets.molecule_fields import FieldMolecules, ShardedFieldMolecules, field_statistics
@@ -25,7 +25,7 @@ from discrete_grpo.datasets.molecules import (
 from discrete_grpo.datasets.reading import AUTO
 from discrete_grpo.datasets.sharded import ShardedConditionedMolecules, ShardedMolecules
 from discrete_grpo.datasets.shards import is_shard_folder
-from discrete_grpo.datasets.text_files import MAX_BYTES, path_named
+from discrete_grpo.datasets.text_files import MAX_BYTES
 from discrete_grpo.diffusion.schedules import Schedule
 from discrete_grpo.domains import molecules as chemistry
 from discrete_grpo.domains.tokenizer import Property
@@ -180,7 +180,7 @@ def _dataset(recipe: PretrainRecipe) -> Molecules:
 
         return load_enumerated(7 if recipe.max_atoms is None else recipe.max_atoms)
     path = data_file(recipe.data)
-    with path_named("data"):
+    with told_as("data", "path"):
         data = load_molecules(
             path,
             recipe.max_broken,

@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from shlex import quote
 
-from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.checks import check_range, told_as
 from discrete_grpo.datasets.reading import check_file
 from discrete_grpo.datasets.shard_building import ShardOptions, build_shards
 from discrete_grpo.datasets.shards import FORMS
-from discrete_grpo.datasets.text_files import MAX_BYTES, path_named
+from discrete_grpo.datasets.text_files import MAX_BYTES
 from discrete_grpo.recipes.left_out import report_broken
 from discrete_grpo.recipes.pretraining.measured import MoleculeFile, measured_columns
 from discrete_grpo.recipes.pretraining.molecule_files import data_file
@@ -57,11 +57,11 @@ def preprocess(
     if folder.is_dir() and not os.access(folder, os.W_OK | os.X_OK):
         raise PermissionError(f"output_dir: {folder} cannot be written in, expected a folder with write permission")
     path = data_file(str(data))
-    with path_named("data"):
+    with told_as("data", "path"):
         check_file(path)
     measured_columns(MoleculeFile(str(path), options.properties, options.smiles_column, max_bytes))
     check_range("max_broken", max_broken, least=0, most=1, note=" (a share of the lines)")  # before the lock makes the folder
-    with locked_folder(folder), _written(folder), path_named("data"), progress("lines", None) as shown:
+    with locked_folder(folder), _written(folder), told_as("data", "path"), progress("lines", None) as shown:
         found = build_shards(path, folder, options, max_broken=max_broken, max_bytes=max_bytes, jobs=jobs, tell=shown.reach)
     good = found["molecules"] + found["dropped"]
     report_broken(path, found["examples"], good, count=found["broken"])

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from discrete_grpo.core.checks import told_as
 from discrete_grpo.core.description import innermost
 from discrete_grpo.core.processes import is_first
-from discrete_grpo.datasets.text_files import path_named
 from discrete_grpo.recipes.families import FileOptions
 from discrete_grpo.recipes.loading import LoadedPolicy
 from discrete_grpo.runs.console import print_notes
@@ -115,7 +114,7 @@ def _molecules(recipe: SFTRecipe, loaded: LoadedPolicy) -> tuple[Sequence[str], 
     from discrete_grpo.recipes.pretraining.molecule_files import data_file
 
     path = data_file(recipe.source)
-    with path_named("data"):
+    with told_as("data", "path"):
         found = read_smiles(path, recipe.max_broken, smiles_column=recipe.smiles_column, max_bytes=recipe.max_bytes)
     report_broken(path, found.broken, len(found.smiles))
     names = not_computed(getattr(innermost(loaded.policy), "properties", ()), loaded.metadata)
@@ -165,7 +164,7 @@ def _as_trained_on(sample: SpatialMolecule, stats: SpatialStatistics) -> Spatial
 def _lines(recipe: SFTRecipe, loaded: LoadedPolicy) -> Sequence[str]:
     from discrete_grpo.datasets.text import read_lines
 
-    with path_named("data"):
+    with told_as("data", "path"):
         return [line for _, line in read_lines(recipe.source, max_bytes=recipe.max_bytes)]
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from discrete_grpo.core.checks import check_fields, check_range, check_sizes, check_text
+from discrete_grpo.core.checks import check_fields, check_range, check_sizes, check_text, told_as
 from discrete_grpo.core.description import attach_metadata
 from discrete_grpo.core.option_names import known_options
 from discrete_grpo.core.seeding import seeded
@@ -17,7 +17,7 @@ from discrete_grpo.datasets.reading import AUTO
 from discrete_grpo.datasets.sharded import ShardedTokens
 from discrete_grpo.datasets.shards import is_shard_folder
 from discrete_grpo.datasets.smiles import SmilesLines, alphabet, load_smiles, smiles_from_lines, token_dataset
-from discrete_grpo.datasets.text_files import MAX_BYTES, path_named
+from discrete_grpo.datasets.text_files import MAX_BYTES
 from discrete_grpo.domains.smiles import canonical_samples
 from discrete_grpo.domains.tokenizer import Property, Tokenizer
 from discrete_grpo.metrics.molecules import sample_metrics
@@ -182,7 +182,7 @@ def _lines(recipe: PretrainSmilesRecipe, measured: Sequence[str]) -> SmilesLines
         return smiles_from_lines(enumerate(enumerated_smiles(), 1), "enumerated", name="enumerated", **options)
     path = data_file(recipe.data)
     options |= {"smiles_column": recipe.smiles_column, "max_bytes": recipe.max_bytes}
-    with path_named("data"):
+    with told_as("data", "path"):
         data = load_smiles(path, cache_dir=recipe.cache_dir, **options)
     report_broken(path, data.broken, len(data))
     report_kept(path, data.smiles)

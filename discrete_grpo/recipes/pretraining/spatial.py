@@ -10,13 +10,13 @@ from typing import Any, TypeVar
 
 import torch
 
-from discrete_grpo.core.checks import MOST_STEPS, check_fields, check_range, check_text
+from discrete_grpo.core.checks import MOST_STEPS, check_fields, check_range, check_text, told_as
 from discrete_grpo.core.description import attach_metadata
 from discrete_grpo.core.option_names import known_options
 from discrete_grpo.datasets.reading import SUFFIXES, check_cache_dir, read_smiles
 from discrete_grpo.datasets.spatial import SpatialDataset, SpatialStatistics, conformers, load_spatial, spatial_statistics
 from discrete_grpo.datasets.spatial_fields import bond_shares, decode, encode, fits, spatial_graphs
-from discrete_grpo.datasets.text_files import MAX_BYTES, path_named, suffix_of
+from discrete_grpo.datasets.text_files import MAX_BYTES, suffix_of
 from discrete_grpo.diffusion.gaussian import GaussianDiffusion
 from discrete_grpo.diffusion.kernels import D3PM
 from discrete_grpo.diffusion.noise import marginal
@@ -231,7 +231,7 @@ def _molecules(recipe: PretrainSpatialRecipe) -> SpatialDataset:
         path, unit = Path(recipe.data), "record"
         if recipe.smiles_column is not None:
             raise ValueError(f"smiles_column: {recipe.smiles_column!r}, expected none: {path.name} has no columns")
-        with path_named("data"):
+        with told_as("data", "path"):
             found = load_spatial(
                 path,
                 recipe.max_broken,
@@ -281,7 +281,7 @@ def _smiles(recipe: PretrainSpatialRecipe, path: Path) -> tuple[Sequence[str], s
     if path.is_file() and suffix_of(path) not in SUFFIXES:
         endings = ", ".join((".sdf", ".xyz", *SUFFIXES))
         raise ValueError(f"data: {str(path)!r}, expected a file ending in {endings}, or one of these with .gz")
-    with path_named("data"):
+    with told_as("data", "path"):
         read = read_smiles(path, recipe.max_broken, smiles_column=recipe.smiles_column, max_bytes=recipe.max_bytes)
     report_broken(path, read.broken, len(read.smiles))
     return read.smiles, path.name.split(".")[0]

@@ -10,12 +10,12 @@ from typing import Any, Literal
 
 import torch
 
-from discrete_grpo.core.checks import check_choices, check_fields, check_sizes, check_text
+from discrete_grpo.core.checks import check_choices, check_fields, check_sizes, check_text, told_as
 from discrete_grpo.core.option_names import known_options
 from discrete_grpo.core.processes import is_first
 from discrete_grpo.core.seeding import seeded
 from discrete_grpo.datasets.text import TextDataset, mask_lines, read_lines, sentences, text_dataset
-from discrete_grpo.datasets.text_files import MAX_BYTES, path_named
+from discrete_grpo.datasets.text_files import MAX_BYTES
 from discrete_grpo.domains.tokenizer import CHARACTERS, SMILES, Tokenizer
 from discrete_grpo.models.encoder import Encoder, EncoderConfig, EncoderSizes
 from discrete_grpo.policies.masked_text import MaskedTextPolicy
@@ -94,7 +94,7 @@ def split_lines(options: TextOptions, held_out: int, tokenizer: Tokenizer | None
             known = list(text_dataset(known, **how | {"tokenizer": data.tokenizer}).lines)
         longest = options.block_size or int(data.sizes.max())
         return data, [line for line in known if len(data.tokenizer.encode(line)) <= longest]
-    with path_named("data"):
+    with told_as("data", "path"):
         found = read_lines(options.data, max_bytes=options.max_bytes)
     whole = text_dataset([line for _, line in found], name=options.data, numbers=[k for k, _ in found], **how)
     first = {line: k for k, line in reversed([*enumerate(whole.lines)])}  # copies of a line stay together

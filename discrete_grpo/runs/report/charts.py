@@ -315,7 +315,7 @@ def _moving_average(values: Sequence[float | None]) -> list[float | None]:
 
 
 def _edges(values: np.ndarray, most: int) -> np.ndarray:
-    """Bin edges: one bin a whole number where the values are few whole numbers, else Freedman and Diaconis's width."""
+    """Bin edges: one bin per whole number where the values are few whole numbers, else Freedman and Diaconis's width."""
     low, high = float(values.min()), float(values.max())
     exact = max(abs(low), abs(high)) < 2**53  # float64 can still separate neighbouring edges
     if exact and high - low < most and bool(np.all(values == np.round(values))):
