@@ -15,6 +15,7 @@ from discrete_grpo.core.checks import MOST_STEPS, check_fields, did_you_mean
 from discrete_grpo.core.option_names import known_options
 from discrete_grpo.datasets.text_files import MAX_BYTES
 from discrete_grpo.diffusion.choices import Distortion, KernelName
+from discrete_grpo.policies.truncation import check_temperature
 from discrete_grpo.rewards.ledger import text_key
 from discrete_grpo.runs.folder import SEARCH
 from discrete_grpo.runs.serialization import TRUSTED, CheckpointError
@@ -81,7 +82,8 @@ class SamplerOptions:
         check_fields(self, "num_steps", least=1, most=MOST_STEPS)
         check_fields(self, "top_k", least=1)
         check_fields(self, "shared_steps eta omega", least=0)
-        check_fields(self, "temperature", above=0)
+        if self.temperature is not None:
+            check_temperature(self.temperature)
         check_fields(self, "top_p", above=0, most=1)
 
     def given(self) -> dict[str, Any]:

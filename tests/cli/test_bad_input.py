@@ -142,6 +142,7 @@ def test_a_judge_in_the_place_of_a_preset_is_called_no_policy(refuse: Refuse) ->
         ("--grpo.reward_weights=[1,2]", "reward_weights: 2 weights, expected one per reward (1)"),
         ("--num_steps=few", "num_steps: 'few', expected int or null"),
         ("--temperature=-1", "temperature: -1.0, expected more than 0"),
+        ("--temperature=1e-40", "temperature: 1e-40, expected at least 1e-30, below which log-probs overflow"),
         ("--evaluation_samples=-1", "evaluation_samples: -1, expected at least 0"),
         ("--scaffold=CCCCC", "scaffold: 'CCCCC' has 5 atoms"),
         ("--scaffold=CS", "scaffold: 'CS', atom 'S' is not in the vocabulary"),
