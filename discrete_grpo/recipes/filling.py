@@ -78,19 +78,31 @@ def fill_texts(
 ) -> list[Any]:
     """``count`` fills of each prompt, one prompt after the other: ``result[k]`` fills ``masked[k // count]``.
 
+    They are what the ``decode`` of the policy makes of the filled texts, or else these texts.
+
     Raises:
         ValueError: if ``count`` is less than 1, or a prompt cannot be filled (no blank, unknown character, too long).
     """
+    return _decoded(policy, _texts(policy, masked, count, seed, batch_size))
+
+
+def _decoded(policy: MaskedTextPolicy, texts: Sequence[str]) -> list[Any]:
+    return list(texts if policy.decode is None else policy.decode(texts))
+
+
+def _texts(policy: MaskedTextPolicy, masked: Sequence[str], count: int, seed: int, batch_size: int = 256) -> list[str]:
+    """The fills as they are spelled."""
     check_whole("count", count, least=1)
     generator = torch.Generator(policy.device).manual_seed(seed)
     contexts = group_contexts(len(masked), count, [{"masked": m} for m in masked])
-    samples: list[Any] = []
+    texts: list[str] = []
     with progress("filling", len(contexts)) as bar:
         for start in range(0, len(contexts), batch_size):
             part = contexts[start : start + batch_size]
-            samples.extend(policy.sample(part, generator=generator).samples)
+            drawn = policy.sample(part, generator=generator).states["tokens"]
+            texts.extend(policy.tokenizer.decode(row) for row in drawn.tolist())
             bar.advance(len(part))
-    return samples
+    return texts
 
 
 def evaluate_fills(
@@ -110,13 +122,14 @@ def evaluate_fills(
     if not prompts:
         raise ValueError("prompts: none given, expected at least one")
     masked = [p["masked"] for p in prompts for _ in range(count)]
-    samples = fill_texts(policy, [p["masked"] for p in prompts], count, seed=seed)
+    texts = _texts(policy, [p["masked"] for p in prompts], count, seed)
+    samples = _decoded(policy, texts)
     found = evaluate(samples) | {"distinct_fills": diversity(samples, masked)}
     originals = [p["original"] for p in prompts if "original" in p]
     if len(originals) == len(prompts):
         encode = policy.tokenizer.encode
         given, wanted = [policy.encode(m) for m in masked], [encode(o) for o in originals for _ in range(count)]
-        found["recovered"] = recovered([None if s is None else encode(s) for s in samples], given, wanted, MASK)
+        found["recovered"] = recovered([encode(text) for text in texts], given, wanted, MASK)
         if all(map(is_sentence, originals)):
             found["sentences"] = sum(map(is_sentence, samples)) / len(samples)
     if judge is not None:

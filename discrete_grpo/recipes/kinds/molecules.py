@@ -105,9 +105,10 @@ def _decode(policy: Any, metadata: Columns) -> None:
     if hasattr(inner, "node_fields"):
         _decode_fields(inner, metadata)
         return
+    from discrete_grpo.policies.masked_text import MaskedTextPolicy
     from discrete_grpo.policies.tokens import TokenPolicy
 
-    if isinstance(policy, TokenPolicy):
+    if isinstance(policy, TokenPolicy | MaskedTextPolicy):
         policy.decode = canonical_samples
 
 

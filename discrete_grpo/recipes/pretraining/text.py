@@ -131,8 +131,9 @@ class PretrainTextRecipe(TextOptions):
         blank: character that marks a blank; it is not in the alphabet.
         evaluation_samples: held-out lines that are blanked and filled at every checkpoint; 0 means none. At most a tenth of the
             lines of a file are held out.
-        num_prompts: number of prompts made of training lines. They are written into the run folder as ``prompts.jsonl``, and
-            those of the held-out lines as ``prompts-held-out.jsonl``, for ``columns`` and ``evaluation_columns`` of ``train``.
+        num_prompts: number of prompts made of training lines, which are drawn at random. They are written into the run folder as
+            ``prompts.jsonl``, and those of the held-out lines as ``prompts-held-out.jsonl``, for ``columns`` and
+            ``evaluation_columns`` of ``train``.
         mask_rate: share of the tokens of a prompt that is blank.
         mask_span: tokens per run of blanks.
     """
@@ -188,6 +189,10 @@ def run_pretrain_text(recipe: PretrainTextRecipe, *, resume: bool = False) -> Pa
     seed, block = recipe.pretrain.seed, recipe.block_size
     how: dict[str, Any] = {"rounds": recipe.rounds, "truncation": recipe.truncation, "blank": recipe.blank}
     policy = text_policy(data, recipe.network, block_size=block, seed=seed, **how)
+    if recipe.tokens == "smiles":
+        from discrete_grpo.domains.smiles import canonical_samples
+
+        policy.decode = canonical_samples
     prompts = _prompts(recipe, held, seed)
 
     def measure(averaged: MaskedTextPolicy) -> tuple[Mapping[str, float], tuple[()]]:
@@ -195,12 +200,19 @@ def run_pretrain_text(recipe: PretrainTextRecipe, *, resume: bool = False) -> Pa
         return {k: v for k, v in evaluate_fills(averaged, prompts, 1).items() if k in wanted}, ()
 
     metadata = text_metadata(recipe, "molecules" if recipe.tokens == "smiles" else "text", data, held)
-    shown = {"prompts": _prompts(recipe, data.lines[: recipe.num_prompts], seed + 1), "prompts-held-out": prompts}
+    shown = {"prompts": _prompts(recipe, _some(data.lines, recipe.num_prompts, seed), seed + 1), "prompts-held-out": prompts}
     files = {f"{name}.jsonl": "".join(f"{json.dumps(p)}\n" for p in some) for name, some in shown.items()}
     evaluate = measure if prompts else None
     if recipe.evaluation_samples and not held and is_first():
         print_notes([f"data: {recipe.data}: {len(data)} different lines are too few to hold any out, so no fills are measured"])
     return fit(policy, data, recipe, metadata=metadata, evaluate=evaluate, files=files, resume=resume)
+
+
+def _some(lines: Sequence[str], count: int, seed: int) -> list[str]:
+    """``count`` different lines at random, or all if there are fewer, in their order."""
+    distinct = list(dict.fromkeys(lines))
+    drawn = torch.randperm(len(distinct), generator=torch.Generator().manual_seed(seed))[:count]
+    return [distinct[k] for k in sorted(drawn.tolist())]
 
 
 def _prompts(recipe: PretrainTextRecipe, lines: Sequence[str], seed: int) -> list[dict[str, str]]:

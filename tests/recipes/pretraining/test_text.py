@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 import torch
 
+import discrete_grpo as dg
 from discrete_grpo.datasets.text import is_sentence, sentences, text_dataset
+from discrete_grpo.domains.smiles import canonical_samples
 from discrete_grpo.metrics.text import diversity, evaluate, ranking_quality, recovered, sample_metrics
 from discrete_grpo.recipes.filling import evaluate_fills, fill_in_prompts, fill_texts, load_text_policy
 from discrete_grpo.recipes.pretraining.judge import JudgeRecipe, run_judge, text_judge
@@ -115,8 +117,38 @@ def test_any_text_file_and_smiles_are_trained_on(tmp_path: Path) -> None:
     smiles.write_text("CCl\nC[nH]C\nCCO\nBrCC\n" * 5)
     policy = run_pretrain_text(replace(recipe, data=str(smiles), tokens="smiles", output_dir=str(tmp_path / "c")))
     assert load_text_policy(policy).tokenizer.tokens == ("Br", "C", "Cl", "O", "[nH]")
+    prompts = [json.loads(line) for line in (tmp_path / "c/prompts.jsonl").read_text().splitlines()]
+    assert {p["original"] for p in prompts} == {"CCl", "C[nH]C", "CCO", "BrCC"}
+    samples = dg.sample(policy, 40, columns=prompts)
+    assert samples == canonical_samples([s or "" for s in samples])  # fills that are no molecules are None
+    assert None in samples
     judge = JudgeRecipe(data=str(smiles), tokens="smiles", output_dir=str(tmp_path / "d"), network=TINY, pretrain=SHORT)
     assert 0 < Judge(str(run_judge(judge)))(["CCO"])[0] < 1
+
+
+def test_fills_of_smiles_are_measured_as_molecules(tmp_path: Path) -> None:
+    smiles = tmp_path / "a.smi"
+    smiles.write_text("".join(f"C{'C' * k}1OC1\nN{'C' * k}=O\n" for k in range(20)))
+    loop = replace(SHORT, max_steps=1)
+    recipe = PretrainTextRecipe(data=str(smiles), tokens="smiles", output_dir=str(tmp_path / "a"), network=TINY, pretrain=loop)
+    run_pretrain_text(replace(recipe, evaluation_samples=4, num_prompts=10))
+    valid = json.loads((tmp_path / "a/evaluation.json").read_text())["after"]["valid"]
+    texts = fill_texts(load_text_policy(tmp_path / "a"), held_out(tmp_path / "a"), 1)
+    assert valid == sum(s is not None for s in canonical_samples(texts)) / len(texts) < 1
+
+
+def held_out(run: Path) -> list[str]:
+    return [json.loads(line)["masked"] for line in (run / "prompts-held-out.jsonl").read_text().splitlines()]
+
+
+def test_prompts_are_lines_from_the_whole_file(tmp_path: Path) -> None:
+    text = tmp_path / "sorted.txt"
+    text.write_text("".join(f"{animal} {k}\n" for animal in ("ape", "bee", "cat", "dog") for k in range(100, 140)))
+    recipe = PretrainTextRecipe(data=str(text), output_dir=str(tmp_path / "a"), network=TINY, pretrain=replace(SHORT, max_steps=1))
+    run_pretrain_text(replace(recipe, evaluation_samples=0, num_prompts=16))
+    lines = [json.loads(line)["original"] for line in (tmp_path / "a/prompts.jsonl").read_text().splitlines()]
+    assert len(set(lines)) == 16
+    assert len({line[:3] for line in lines}) >= 3
 
 
 def test_a_judge_of_a_policys_fills_takes_the_policys_alphabet(pair: tuple[str, str], tmp_path: Path) -> None:
