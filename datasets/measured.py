@@ -16,7 +16,7 @@ from discrete_grpo.core.checks import did_you_mean
 from discrete_grpo.datasets.reading import check_file, table_body
 from discrete_grpo.datasets.scored import cell_number
 from discrete_grpo.datasets.text_files import MAX_BYTES
-from discrete_grpo.domains.molecule_properties import descriptor, descriptor_names
+from discrete_grpo.domains.molecule_properties import descriptor_names
 
 __all__ = ["Cells", "Columns", "measured_names", "read_measured"]
 
@@ -115,7 +115,9 @@ def _check_descriptor(name: str, columns: Sequence[str], path: str | Path) -> No
     if name in known:
         return
     if not columns:
-        descriptor(name)
+        near = did_you_mean(name, known, cutoff=0.4)
+        told = f"{name!r} is no descriptor of RDKit, and {str(path)!r} has no header of columns"
+        raise ValueError(f"properties: {told} (separated by a comma, a semicolon or a tab){near and '; '}{near}")
     near = did_you_mean(name, [*known, *columns], cutoff=0.4)
     more = f", and {len(columns) - MOST} more" if len(columns) > MOST else ""
     listed = f"(columns {', '.join(map(repr, columns[:MOST]))}{more}; {len(known)} descriptors such as MolLogP, TPSA and qed)"

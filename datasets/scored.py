@@ -19,6 +19,8 @@ __all__ = ["ScoredTable", "cell_number", "read_scored"]
 
 UNKNOWN = frozenset({"", "nan", "na", "n/a", "none", "null"})
 """Cells of the score column that stand for a missing score, in lower case."""
+LARGEST = 1e30
+"""Largest accepted size of a number, whose square float64 still holds by far."""
 NAMES = ("sample", "graph", "text")
 """Names of sample columns, beside those of SMILES."""
 
@@ -197,6 +199,8 @@ def cell_number(text: str, argument: str, path: str | Path, line: int, column: s
         value = float(text.replace("_", "x"))  # Python reads 1_000 as a number
     except ValueError:
         value = math.inf
-    if math.isinf(value):
-        raise ValueError(f"{argument}: line {line} of {str(path)!r} holds {text!r} in {column!r}, expected a number or nothing")
+    if abs(value) > LARGEST:
+        wanted = "a number or nothing" if math.isinf(value) else f"a number of at most {LARGEST:g} in size"
+        hint = "; decimals follow a point" if re.fullmatch(r"[-+]?\d+,\d+", text) else ""
+        raise ValueError(f"{argument}: line {line} of {str(path)!r} holds {text!r} in {column!r}, expected {wanted}{hint}")
     return value

@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
@@ -136,6 +137,27 @@ class LabelledTextDataset:
         return LabelledTextDataset(self.texts.to(device), place(self.real, torch.device(device)))
 
 
+@contextmanager
+def _line_named(name: str, number: int) -> Iterator[None]:
+    """Make errors of a tokenizer name the line of a file."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"data: {name!r} line {number}: {str(error).removeprefix('text: ')}") from error
+
+
+def _alphabet(lines: Sequence[str], numbers: Sequence[int], pattern: str, name: str) -> Tokenizer:
+    """The alphabet of lines; an error names the first line that is not made of tokens."""
+    try:
+        return Tokenizer.of(lines, pattern)
+    except ValueError:
+        for number, line in zip(numbers, lines, strict=True):
+            with _line_named(name, number):
+                if line:
+                    Tokenizer.of([line], pattern)
+        raise
+
+
 def text_dataset(
     lines: Sequence[str],
     *,
@@ -167,13 +189,11 @@ def text_dataset(
     if block_size is not None:
         check_whole("block_size", block_size, least=1)
     given = range(1, len(lines) + 1) if numbers is None else numbers
-    tokenizer = tokenizer or Tokenizer.of(lines, pattern)
+    tokenizer = tokenizer or _alphabet(lines, given, pattern, name)
     rows: list[list[int]] = []
     for number, line in zip(given, lines, strict=True):
-        try:
+        with _line_named(name, number):
             ids = tokenizer.encode(line)
-        except ValueError as error:
-            raise ValueError(f"data: {name!r} line {number}: {str(error).removeprefix('text: ')}") from error
         limit = block_size or max(len(ids), 1)
         if not ids or (len(ids) > limit and long_lines == "error"):
             hint = "; long_lines 'split' cuts it" if ids else ""

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from discrete_grpo.core.checks import check_samples
+from discrete_grpo.core.condition_names import reserved, reserved_names
 from discrete_grpo.domains.smiles import canonical_samples
 from discrete_grpo.domains.tokenizer import SMILES, Property, Tokenizer
 from discrete_grpo.importers.settings import brief, check_heads
@@ -170,6 +171,8 @@ def _check_names(properties: Sequence[str]) -> None:
             raise ValueError(f"properties: {name!r}, expected the name of a context column")
         if name in properties[:k]:
             raise ValueError(f"properties: {name!r} twice, expected distinct names")
+    if taken := reserved(properties):
+        raise ValueError(f"properties: {taken[0]!r}, expected none of {reserved_names()}")
 
 
 def _network(found: Any, path: object) -> dict[str, Any]:

@@ -105,6 +105,10 @@ def check_network(network: nn.Module, tokenizer: Tokenizer, length: int, propert
         raise ValueError(f"network: of {own} properties, expected {properties} as the policy has")
 
 
+FARTHEST = 1e6
+"""Largest accepted size of a standardised condition; networks overflow not far beyond."""
+
+
 def property_table(
     contexts: Sequence[Context], properties: Sequence[Property], dtype: torch.dtype
 ) -> Float[Tensor, "batch property"] | None:
@@ -121,7 +125,11 @@ def property_table(
                 continue
             if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
                 raise ValueError(f"{p.name}: {value!r}, expected a finite number")
-            table[b, k] = (value - p.mean) / p.std
+            far = (value - p.mean) / p.std
+            if abs(far) > FARTHEST:
+                told = f"{p.name}: {value}, expected a number at most {FARTHEST:g} standard deviations ({p.std:g})"
+                raise ValueError(f"{told} from the mean of the training data ({p.mean:g})")
+            table[b, k] = far
     return None if bool(table.isnan().all()) else table
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from discrete_grpo.core.checks import plain_number, told_as
+from discrete_grpo.core.condition_names import reserved, reserved_names
 from discrete_grpo.core.description import innermost
 from discrete_grpo.core.processes import is_first
 from discrete_grpo.datasets.text_files import text_lines
@@ -36,14 +37,14 @@ __all__ = [
     "tell_unread",
 ]
 
-RESERVED = ("step", "group", "sample", "reward", "refined", "advantage", "smiles", "text", "image")
-"""Names that the columns of sample tables have already, as have those that begin with ``reward_`` or ``measured_``."""
 READ_WITH: Mapping[str, tuple[str, ...]] = {
     "node_kernel": ("num_nodes", "fixed", "restart", "scaffold"),
     "node_fields": ("num_nodes", "restart"),
     "blank": ("masked",),
 }
 """Conditions that are read by a policy with an attribute of that name."""
+FAR = 6.0
+"""Standard deviations from the mean of the training data beyond which a condition is reported."""
 CARRIED: Mapping[str, tuple[str, ...]] = {"blank": ("original",)}
 """Further columns in the files of conditions for such a policy, which it does not read."""
 
@@ -65,9 +66,8 @@ def read_columns(given: str | Sequence[Columns]) -> list[Columns]:
     for condition in found:
         if not isinstance(condition, Mapping):
             raise ValueError(f"{source}: {condition!r}, expected a mapping of column names to values")
-        if taken := [name for name in condition if name in RESERVED or str(name).startswith(("reward_", "measured_"))]:
-            others = f"{', '.join(RESERVED)}, reward_... or measured_..."
-            raise ValueError(f"{source}: a condition named {taken[0]!r}, expected none of {others}")
+        if taken := reserved(condition):
+            raise ValueError(f"{source}: a condition named {taken[0]!r}, expected none of {reserved_names()}")
     found = [{name: plain_number(value) for name, value in condition.items()} for condition in found]
     if not found:
         raise ValueError(f"{source}: no conditions, expected at least one")
@@ -148,7 +148,20 @@ def prepare_columns(loaded: LoadedPolicy, given: Sequence[Columns] | None, scaff
     for condition in conditions:
         _check_names(policy, condition)
         check_condition(policy, condition)
+    _tell_far(policy, conditions)
     return conditions
+
+
+def _tell_far(policy: Any, conditions: Sequence[Columns]) -> None:
+    """Print which number of each property lies far outside those that the policy was trained on, if any does."""
+    for one in getattr(innermost(policy), "properties", ()):
+        if one.mean == 0 and one.std == 1:  # of an imported policy, whose scale is not known
+            continue
+        values = [float(condition[one.name]) for condition in conditions if condition.get(one.name) is not None]
+        value = max(values, key=lambda number: abs(number - one.mean), default=one.mean)
+        if (far := abs(value - one.mean) / one.std) > FAR and is_first():
+            told = f"{far:.3g} standard deviations from the mean of the training data, {one.mean:.4g}"
+            print_notes([f"columns: {one.name} {value:g} is {told}"])
 
 
 def check_unconditional(policy: Any) -> None:
@@ -177,7 +190,9 @@ def check_read(policy: Any, given: Iterable[Columns] | None, *, scaffolds: bool 
         scaffolds: whether a condition ``scaffold`` is put into the form that the policy reads.
     """
     if given is None and (error := _lack(policy)):
-        example = json.dumps([{str(error).partition(":")[0]: "..."}])
+        name = str(error).partition(":")[0]
+        numbers = [one.name for one in getattr(innermost(policy), "properties", ())]
+        example = json.dumps([{name: 1.0 if name in numbers else "..."}])
         raise ValueError(f"columns: None, expected conditions, as --columns='{example}' ({error})") from error
     conditions = list(given or ())
     for condition in conditions if _known(policy) else ():

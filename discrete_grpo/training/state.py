@@ -312,6 +312,7 @@ class RunState:
         if other and self.processes.first:
             kept = any(part.get("memory") or part.get("replay") for part in state["shards"])
             then = "samples kept for replay are discarded" if kept else "these apply from the next update on"
+            then += ", and an evaluation before training was under the earlier ones"
             print_notes([f"columns: the conditions differ from those of the run; {then}"])
         for shard in self.sampler.shards:
             kept = state["shards"][shard.number]

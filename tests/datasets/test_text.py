@@ -96,6 +96,9 @@ def test_errors_name_the_file_the_line_and_the_token(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"a\.txt' line 2: 'abx' has the token 'x', expected one of the alphabet's 2") as error:
         loaded(path, tokenizer=Tokenizer(("a", "b")))
     assert "\n" not in str(error.value)
+    path.write_text("CC\nC O\n")
+    with pytest.raises(ValueError, match=r"^data: .*a\.txt' line 2: 'C O' has ' ' at position 1, where no token fits$"):
+        loaded(path, pattern=SMILES)
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ValueError, match="cannot be read as text, expected UTF-8"):
         read_lines(path)

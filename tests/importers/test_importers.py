@@ -145,6 +145,10 @@ def test_molgpt_options_that_do_not_fit_are_named(tmp_path: Path) -> None:
         (("logp", " ", "qed"), r"properties: ' ', expected the name of a context column"),
         (("logp", 1, "qed"), r"properties: 1, expected the name of a context column"),
         ("abc", r"properties: 'abc', expected a list of names"),
+        (
+            ("logp", "reward_x", "qed"),
+            r"properties: 'reward_x', expected none of step, .*, reward_\.\.\. or measured_\.\.\.",
+        ),
     ],
 )
 def test_molgpt_names_of_properties_that_are_no_names_are_refused(tmp_path: Path, names: Any, said: str) -> None:

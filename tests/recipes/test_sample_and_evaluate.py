@@ -322,6 +322,16 @@ def test_a_policy_that_needs_conditions_says_how_they_are_given(tmp_path: Path, 
             sample(policy, 1)
 
 
+def test_numbers_far_from_the_training_data_are_told_or_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    sample("smiles-zinc", 1, columns=[{"MolLogP": 2.0}, {"MolLogP": 8.0}])
+    assert "columns" not in capsys.readouterr().err
+    sample("smiles-zinc", 1, columns=[{"MolLogP": 2.0}, {"MolLogP": -50.0}])
+    told = " ".join(capsys.readouterr().err.split())
+    assert "columns: MolLogP -50 is 36.6 standard deviations from the mean of the training data, 2.458" in told
+    with pytest.raises(ValueError, match=r"^MolLogP: 1e\+30, expected a number at most 1e\+06 standard deviations"):
+        sample("smiles-zinc", 1, columns=[{"MolLogP": 1e30}])
+
+
 def test_an_error_in_a_list_speaks_of_the_list() -> None:
     with pytest.raises(ValueError, match=r"^reference: the list has 1 of 2 lines that are no molecule .*: line 2: 'xx\('$"):
         evaluate(["CCO"], reference=["CCO", "xx("])

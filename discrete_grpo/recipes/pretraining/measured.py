@@ -10,19 +10,31 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from discrete_grpo.core.checks import check_distinct, told_as
+from discrete_grpo.core.checks import check_distinct, check_range, told_as
+from discrete_grpo.core.condition_names import reserved, reserved_names
 from discrete_grpo.core.processes import is_first
 from discrete_grpo.datasets.measured import measured_names, read_measured
 from discrete_grpo.datasets.reading import smiles_rows, table_body
 from discrete_grpo.datasets.shards import ShardFolder, is_shard_folder
 from discrete_grpo.domains.molecule_properties import descriptor_names
-from discrete_grpo.recipes.conditions import READ_WITH, RESERVED
+from discrete_grpo.domains.tokenizer import Property
+from discrete_grpo.recipes.conditions import READ_WITH
 from discrete_grpo.recipes.pretraining.molecule_files import data_file
+from discrete_grpo.runs.console import print_notes
 
-__all__ = ["MoleculeFile", "known_columns", "measured_columns", "measured_in", "measured_values", "not_computed"]
+__all__ = [
+    "MoleculeFile",
+    "check_shown",
+    "known_columns",
+    "measured_columns",
+    "measured_in",
+    "measured_values",
+    "not_computed",
+    "tell_properties",
+]
 
-TAKEN = (*RESERVED, *READ_WITH["node_kernel"])
-"""Names that conditions cannot have, or that mean something else to a policy."""
+TAKEN = READ_WITH["node_kernel"]
+"""Names of conditions that mean something else to a policy."""
 
 
 class _Recipe(Protocol):
@@ -72,8 +84,8 @@ def measured_columns(recipe: _Recipe) -> tuple[str, ...]:
     path, options = _source(recipe)
     with told_as("data", "path"):
         found = measured_names(path, recipe.properties, **options)
-    if taken := [name for name in found if name in TAKEN]:
-        raise ValueError(f"properties: a column named {taken[0]!r}, expected another name: {', '.join(TAKEN)} are reserved")
+    if taken := reserved(found, TAKEN):
+        raise ValueError(f"properties: a column named {taken[0]!r}, expected another name: {reserved_names(TAKEN)} are reserved")
     if (both := [name for name in found if name in descriptor_names()]) and is_first():
         print(f"{path}: {', '.join(both)}: read from the file, and not computed by RDKit", file=sys.stderr)
     return found
@@ -107,6 +119,29 @@ def _tell_unknown(path: Path, unknown: Mapping[str, int], molecules: int) -> Non
         if count and is_first():
             told = f"{name} is unknown for {count} of {molecules} molecules, which are trained on without it"
             print(f"{path}: {told}", file=sys.stderr)
+
+
+def check_shown(condition_dropout: float, names: Sequence[str]) -> None:
+    """Raise ``ValueError`` for a share of hidden conditions outside [0, 1], or of 1, which shows no condition of ``names``."""
+    check_range("condition_dropout", condition_dropout, least=0, most=1)
+    if names and condition_dropout == 1:
+        raise ValueError(f"condition_dropout: 1, expected less than 1, as {', '.join(names)} would never be shown")
+
+
+def tell_properties(properties: Sequence[Property], values: Tensor) -> None:
+    """Print the range of every condition in the training data, and whether it is constant.
+
+    Args:
+        properties: the conditions.
+        values: their standardised values [molecule, property], NaN where unknown.
+    """
+    for one, column in zip(properties, values.double().unbind(1), strict=True):
+        known = one.mean + one.std * column[~column.isnan()]
+        low, high = float(known.min()), float(known.max())
+        told = f"{one.name}: {low:.4g} to {high:.4g} in {len(known)} molecules, mean {one.mean:.4g}, deviation {one.std:.4g}"
+        constant = f"{one.name}: {low:.4g} in all {len(known)} molecules that have it, so a policy learns nothing from it"
+        if is_first():
+            print_notes([constant if high - low <= 1e-6 * max(1.0, abs(low)) else told])
 
 
 def not_computed(properties: Sequence[Any], metadata: Mapping[str, Any]) -> tuple[str, ...]:

@@ -37,7 +37,13 @@ from discrete_grpo.recipes.pretraining.diffusion import DiffusionOptions, diffus
 from discrete_grpo.recipes.pretraining.field_options import equivariant_sizes
 from discrete_grpo.recipes.pretraining.fitting import fit, fresh_metrics
 from discrete_grpo.recipes.pretraining.held_out import NOISY_DRAWS, hold_out, with_held_out
-from discrete_grpo.recipes.pretraining.measured import measured_columns, measured_in, measured_values
+from discrete_grpo.recipes.pretraining.measured import (
+    check_shown,
+    measured_columns,
+    measured_in,
+    measured_values,
+    tell_properties,
+)
 from discrete_grpo.recipes.pretraining.molecule_fields import (
     POLICY_WORDS,
     ChargeOptions,
@@ -154,6 +160,7 @@ class PretrainRecipe(ChargeOptions):
         check_fields(self, "max_bytes", least=1)
         check_fields(self, "max_atoms")
         check_fields(self, "test_share", least=0, below=1)
+        check_shown(self.condition_dropout, self.properties)
         if self.charges not in ("joint", "field"):
             raise ValueError(f"charges: {self.charges!r}, expected joint or field")
         if self.charges == "field":
@@ -246,7 +253,9 @@ def _conditioned(
 ) -> ConditionedMolecules | ShardedConditionedMolecules:
     if isinstance(data, ShardedMolecules):
         return ShardedConditionedMolecules(data, recipe.properties)
-    return conditioned(data, recipe.properties, measured_values(recipe, measured, data.lines))
+    found = conditioned(data, recipe.properties, measured_values(recipe, measured, data.lines))
+    tell_properties(found.properties, found.values)
+    return found
 
 
 def _joint(recipe: PretrainRecipe, data: Molecules, measured: Sequence[str], network: nn.Module | None) -> _Parts:

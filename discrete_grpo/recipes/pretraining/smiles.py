@@ -7,9 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from torch import Tensor
+
 from discrete_grpo.core.checks import check_fields, check_range, check_sizes, check_text, told_as
 from discrete_grpo.core.description import attach_metadata
 from discrete_grpo.core.option_names import known_options
+from discrete_grpo.core.processes import is_first
 from discrete_grpo.core.seeding import seeded
 from discrete_grpo.datasets.enumeration import enumerated_smiles
 from discrete_grpo.datasets.molecules import property_scales, with_measured
@@ -27,9 +30,16 @@ from discrete_grpo.policies.truncation import Truncation
 from discrete_grpo.recipes.left_out import report_broken, report_kept
 from discrete_grpo.recipes.pretraining.fitting import fit, fresh_metrics
 from discrete_grpo.recipes.pretraining.held_out import hold_out, with_held_out
-from discrete_grpo.recipes.pretraining.measured import measured_columns, measured_in, measured_values
+from discrete_grpo.recipes.pretraining.measured import (
+    check_shown,
+    measured_columns,
+    measured_in,
+    measured_values,
+    tell_properties,
+)
 from discrete_grpo.recipes.pretraining.molecule_files import check_shard_options, data_file
 from discrete_grpo.recipes.pretraining.training_conditions import training_conditions
+from discrete_grpo.runs.console import print_notes
 from discrete_grpo.training.config import PretrainConfig
 from discrete_grpo.training.pretrain import Dataset
 
@@ -95,6 +105,7 @@ class PretrainSmilesRecipe:
         check_fields(self, "evaluation_samples", least=0)
         check_fields(self, "test_share", least=0, below=1)
         check_fields(self, "layers heads width max_length max_bytes", least=1)
+        check_shown(self.condition_dropout, [*self.properties, *(["scaffold"] if self.scaffold else [])])
 
 
 def smiles_policy(
@@ -170,8 +181,19 @@ def _data(recipe: PretrainSmilesRecipe) -> _Data:
     tokenizer, scales = alphabet(lines), property_scales(recipe.properties, values)
     prompts = lines.scaffolds if recipe.scaffold else None
     data = token_dataset(lines.smiles, tokenizer, prompts=prompts, values=values, properties=scales)
+    tell_properties(scales, data.values)
     longest = max(int(data.sizes.max()) - 1, int(data.prompt_starts.diff().max()))
+    _tell_long(data.sizes - 1, longest)
     return _Data(data, tokenizer, scales, longest, lines.name, measured, lines.smiles)
+
+
+def _tell_long(sizes: Tensor, longest: int) -> None:
+    """Print the length of the longest molecules if a few of them are much longer than all others, as it is that of all draws."""
+    usual = int(sizes.double().quantile(0.99)) if len(sizes) < 2**24 else longest  # the most that `quantile` takes
+    if longest > 2 * usual and is_first():
+        few = int((sizes > usual).sum())
+        told = f"99 % of the molecules have at most {usual} tokens, and {few} up to {longest}"
+        print_notes([f"data: {told}, so the policy may draw texts of {longest}; leave these out for a faster policy"])
 
 
 def _lines(recipe: PretrainSmilesRecipe, measured: Sequence[str]) -> SmilesLines:

@@ -112,6 +112,8 @@ def test_descriptors_alone_are_as_they_were(tmp_path: Path, capsys: pytest.Captu
         ("qed,TPSA,qed", None, None, "properties: 'qed' is given twice, expected each once"),
         ("reward", "smiles,reward,x", None, "properties: a column named 'reward', expected another name: step, group"),
         ("num_nodes", "smiles,num_nodes,x", None, "properties: a column named 'num_nodes', expected another name"),
+        ("measured_x", "smiles,measured_x,x", None, "properties: a column named 'measured_x', expected another name: step, group"),
+        ("solubility", None, "CO,1e300,1", "holds '1e300' in 'solubility', expected a number of at most 1e+30 in size"),
     ],
 )
 def test_other_names_and_cells_are_refused(
@@ -131,9 +133,43 @@ def test_other_names_and_cells_are_refused(
     assert not Path("run").exists()
 
 
+@pytest.mark.parametrize("make", [graph_recipe, smiles_recipe])
+def test_the_range_of_each_condition_is_told(make: Any, capsys: Any, tmp_path: Path) -> None:
+    data = table(tmp_path, ("CCO,1,7", "CN,,7", "CO,-9999,7", "CC,3,7"), "smiles,value,same")
+    pretrain(make(data, tmp_path / "run", properties=("value", "same"), condition_dropout=0.2))
+    told = " ".join(capsys.readouterr().err.split())
+    assert "value: -9999 to 3 in 3 molecules, mean -3332, deviation 4715" in told
+    assert "same: 7 in all 4 molecules that have it, so a policy learns nothing from it" in told
+
+
+def test_other_delimiters_are_named(tmp_path: Path) -> None:
+    data = written(tmp_path / "comma.csv", ["smiles;solubility", "CO;1,5"])
+    with pytest.raises(ValueError, match=r"holds '1,5' in 'solubility', expected a number or nothing; decimals follow a point$"):
+        pretrain(smiles_recipe(data, tmp_path / "run", properties=("solubility",)))
+    data = written(tmp_path / "bar.txt", ["CO|1", "CCO|2"])
+    said = r"^properties: 'log S' is no descriptor of RDKit, and '.*bar\.txt' has no header of columns \(separated by a comma, a"
+    with pytest.raises(ValueError, match=said):
+        pretrain(smiles_recipe(data, tmp_path / "run", properties=("log S",)))
+
+
+@pytest.mark.parametrize("make", [graph_recipe, smiles_recipe])
+def test_conditions_that_are_never_shown_are_refused(make: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"^condition_dropout: 1, expected less than 1, as qed, TPSA would never be shown$"):
+        make("my.csv", tmp_path, properties=("qed", "TPSA"), condition_dropout=1)
+    make("my.csv", tmp_path, condition_dropout=1)
+
+
+def test_a_few_very_long_molecules_are_told(capsys: Any, tmp_path: Path) -> None:
+    for count, told in ((1, True), (0, False)):
+        data = written(tmp_path / f"{count}.smi", [*("C" * (1 + k % 7) + "O" for k in range(300)), *["C" * 90] * count])
+        texts._data(smiles_recipe(data, tmp_path / "run"))
+        said = "99 % of the molecules have at most 8 tokens, and 1 up to 90, so the policy may draw texts of 90"
+        assert (said in " ".join(capsys.readouterr().err.split())) == told
+
+
 def test_a_list_of_smiles_has_descriptors_alone(tmp_path: Path) -> None:
     data = written(tmp_path / "list.smi", ["CCO", "CN"])
-    with pytest.raises(ValueError, match=r"^properties: 'TPAS' is no RDKit descriptor; did you mean 'TPSA'\?$"):
+    with pytest.raises(ValueError, match=r"has no header of columns \(separated by .* or a tab\); did you mean 'TPSA'\?$"):
         measured_columns(graph_recipe(data, tmp_path / "run", properties=("TPAS",)))
 
 
