@@ -29,6 +29,8 @@ def embed(text: str, seed: int, *, hydrogens: bool, aromatic: bool) -> SpatialMo
         mol = Chem.MolFromSmiles(text)
         if mol is None or not mol.GetNumAtoms():
             return "does not parse"
+        if len(Chem.GetMolFrags(mol)) > 1:  # the embedding would put them on top of each other
+            return "has several parts"
         full, options = Chem.AddHs(mol), rdDistGeom.ETKDGv3()
         options.randomSeed = seed + 1  # type: ignore[assignment]  # wrong in RDKit's stubs
         if rdDistGeom.EmbedMolecule(full, options) != 0:

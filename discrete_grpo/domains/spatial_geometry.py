@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from rdkit import Chem
 from rdkit.rdBase import BlockLogs
 
-from discrete_grpo.domains.spatial_molecules import SpatialMolecule
+from discrete_grpo.domains.spatial_molecules import SpatialMolecule, is_dense
 
 __all__ = [
     "CLASH_RATIO",
@@ -193,7 +193,7 @@ def octet_stable(molecule: SpatialMolecule) -> list[bool]:
         mol.AddBond(i, j, kinds[order - 1])
     kekule = Chem.Mol(mol)
     with BlockLogs():
-        failed = Chem.SanitizeMol(kekule, _KEKULE, catchErrors=True)
+        failed = is_dense(molecule) or Chem.SanitizeMol(kekule, _KEKULE, catchErrors=True)
     return [_is_octet(atom) for atom in (mol if failed else kekule).GetAtoms()]
 
 

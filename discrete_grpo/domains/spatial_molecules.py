@@ -28,6 +28,7 @@ __all__ = [
     "check_apart",
     "from_cxsmiles",
     "from_mol",
+    "is_dense",
     "smiles_of",
     "to_cxsmiles",
     "to_mol",
@@ -39,6 +40,7 @@ MIN_DISTANCE = 0.1
 """Smallest distance of two atoms of a molecule, in Å."""
 _ORDER = {Chem.BondType.SINGLE: 1, Chem.BondType.DOUBLE: 2, Chem.BondType.TRIPLE: 3, Chem.BondType.AROMATIC: 4}
 _BOND_TYPE = {order: kind for kind, order in _ORDER.items()}
+_BOND_SIGN = {1: "-", 2: "=", 3: "#", 4: ":"}
 _SYMBOLS = frozenset(Chem.GetPeriodicTable().GetElementSymbol(z) for z in range(1, 119))
 # RDKit's clean-up step rewrites valence errors such as neutral N(=O)=O into charged atoms: a correction, so left out.
 _NO_CLEANUP = Chem.SanitizeFlags.SANITIZE_ALL ^ Chem.SanitizeFlags.SANITIZE_CLEANUP
@@ -139,6 +141,14 @@ def _nearest(molecule: SpatialMolecule) -> tuple[float, int, int]:
     return math.sqrt(squared[k]), int(rows[k]), int(columns[k])
 
 
+def is_dense(molecule: SpatialMolecule) -> bool:
+    """Whether a molecule has more than 2 n + 64 bonds between n atoms, far more than any valid one.
+
+    RDKit takes minutes to find the rings of such a sample, or ends the process.
+    """
+    return len(molecule.bonds) > 2 * len(molecule) + 64
+
+
 # -- RDKit
 
 
@@ -163,12 +173,12 @@ def to_mol(molecule: SpatialMolecule) -> Chem.Mol | None:
     """The sanitised RDKit molecule with one conformer, atoms in the same order, connected or not.
 
     Returns:
-        None where RDKit does not sanitise it, two atoms are nearer than 0.1 Å, or there are no atoms.
+        None where RDKit does not sanitise it, two atoms are nearer than 0.1 Å, there are no atoms, or :func:`is_dense`.
 
     >>> to_mol(SpatialMolecule(("H", "H"), (0, 0), ((0, 1, 1),), ((0, 0, 0), (0.74, 0, 0)))).GetNumAtoms()
     2
     """
-    if not len(molecule) or _nearest(molecule)[0] < MIN_DISTANCE:
+    if not len(molecule) or is_dense(molecule) or _nearest(molecule)[0] < MIN_DISTANCE:
         return None
     mol = unsanitised(molecule)
     with BlockLogs():
@@ -285,6 +295,8 @@ def to_cxsmiles(molecule: SpatialMolecule) -> str:
     >>> to_cxsmiles(SpatialMolecule(("H", "H"), (0, 0), ((0, 1, 1),), ((0, 0, 0), (0.74, 0.5, 0.25))))
     '[H][H] |(0,0,;0.74,0.5,0.25)|'
     """
+    if is_dense(molecule):
+        return _dense_text(molecule)
     mol = unsanitised(molecule)
     mol.UpdatePropertyCache(strict=False)
     params: Any = Chem.SmilesWriteParams()
@@ -292,6 +304,18 @@ def to_cxsmiles(molecule: SpatialMolecule) -> str:
     params.allBondsExplicit = any(order == 4 for _, _, order in molecule.bonds)  # else one to a hydrogen would read as single
     with BlockLogs():
         return str(Chem.MolToCXSmiles(mol, params, Chem.CXSmilesFields.CX_COORDS))
+
+
+def _dense_text(molecule: SpatialMolecule) -> str:
+    """The same text without RDKit: atoms in their order, each a part of its own, and every bond as a ring closure."""
+    closures: list[str] = [""] * len(molecule)
+    for k, (i, j, order) in enumerate(molecule.bonds, 1):
+        closures[i] += f"{_BOND_SIGN[order]}%({k})"
+        closures[j] += f"%({k})"
+    signs = [f"{charge:+d}" if charge else "" for charge in molecule.charges]
+    atoms = (f"[{symbol}{sign}]{ends}" for symbol, sign, ends in zip(molecule.symbols, signs, closures, strict=True))
+    places = (",".join(f"{x:.6g}" for x in position) for position in molecule.positions)
+    return f"{'.'.join(atoms)} |({';'.join(places)})|"
 
 
 def from_cxsmiles(text: str) -> SpatialMolecule:

@@ -147,7 +147,10 @@ class Evaluations:
         found = {"reward": total}
         if len(names) > 1:
             found |= {f"reward_{name}": scores[:, k] for k, name in enumerate(names)}
-        return {name: values.tolist() for name, values in found.items()}, {name: _mean_known(x) for name, x in found.items()}
+        means = {name: _mean_known(values) for name, values in found.items()}
+        if bool(total.isnan().any()):  # the means are of the other samples
+            means["frac_reward_unknown"] = float(total.isnan().double().mean())
+        return {name: values.tolist() for name, values in found.items()}, means
 
 
 def _mean_known(values: Tensor) -> float:

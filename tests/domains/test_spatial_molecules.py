@@ -18,17 +18,21 @@ from discrete_grpo.domains.spatial_geometry import (
     bond_lengths,
     count_clashes,
     dihedral_angles,
+    octet_stable,
 )
 from discrete_grpo.domains.spatial_molecules import (
     SpatialMolecule,
+    _dense_text,
     check_apart,
     from_cxsmiles,
     from_mol,
+    is_dense,
     smiles_of,
     to_cxsmiles,
     to_mol,
     valid_mol,
 )
+from discrete_grpo.metrics.spatial import readings
 
 WATER = SpatialMolecule(("O", "H", "H"), (0, 0, 0), ((0, 1, 1), (0, 2, 1)), ((0, 0, 0), (0.96, 0, 0), (-0.24, 0.93, 0)))
 SMILES = ["CCO", "c1cc[nH]c1", "C[N+](=O)[O-]", "CC(=O)[O-]", "C#CC=O", "CS(C)(=O)=O", "C[C@H](N)C(=O)O", "FC(F)=C"]
@@ -48,7 +52,37 @@ def alone(symbol: str, charge: int, orders: list[int], partner: str = "H") -> Sp
     return SpatialMolecule((symbol, *[partner] * n), (charge, *[0] * n), tuple(bonds), tuple(places))
 
 
+def dense(n: int, share: float) -> SpatialMolecule:
+    """Atoms of which this share of the pairs is bonded, of which RDKit cannot find the rings."""
+    random = np.random.default_rng(0)
+    pairs = [(i, j) for i, j in itertools.combinations(range(n), 2) if random.random() < share]
+    bonds = [(i, j, int(order)) for (i, j), order in zip(pairs, random.integers(1, 5, len(pairs)), strict=True)]
+    symbols, charges = random.choice(["C", "N", "Cl", "H"], n).tolist(), random.integers(-2, 3, n).tolist()
+    places = random.normal(size=(n, 3)).round(3).tolist()
+    return SpatialMolecule(tuple(symbols), tuple(charges), tuple(bonds), tuple(map(tuple, places)))
+
+
 # -- construction
+
+
+@pytest.mark.parametrize("share", [0.3, 0.7, 1.0])
+def test_samples_of_very_many_bonds_are_read_written_and_invalid(share: float) -> None:
+    sample = dense(60, share)
+    assert is_dense(sample)
+    assert from_cxsmiles(to_cxsmiles(sample)) == sample
+    assert to_mol(sample) is None
+    assert len(octet_stable(sample)) == 60
+    assert readings([sample])[0].name is None
+
+
+def test_both_spellings_of_a_molecule_are_read_alike() -> None:
+    for smiles in SMILES:
+        one = from_mol(embedded(smiles), aromatic=True)
+        assert not is_dense(one)
+        read, other = from_cxsmiles(_dense_text(one)), from_cxsmiles(to_cxsmiles(one))
+        assert smiles_of(read) == smiles_of(other) == smiles_of(one)
+        assert (read.symbols, read.charges, read.bonds) == (one.symbols, one.charges, one.bonds)
+        assert np.allclose(read.coordinates, one.coordinates, atol=1e-4)
 
 
 def test_lists_become_tuples_and_molecules_compare() -> None:

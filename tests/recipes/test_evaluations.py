@@ -272,7 +272,9 @@ def test_a_reward_that_knows_nothing_is_told_at_first(
     def some(samples: Sequence[str | None], **columns: Any) -> list[float | None]:
         return [0.5 if known and k == 0 else None for k in range(len(samples))]
 
-    run_train(replace(short_run, reward=some, output_dir=str(tmp_path), evaluation_samples=4, grpo=replace(SMALL, max_steps=1)))
+    grpo = replace(SMALL, max_steps=1)
+    found = run_train(replace(short_run, reward=some, output_dir=str(tmp_path), evaluation_samples=4, grpo=grpo))
+    assert found["before"]["frac_reward_unknown"] == (0.75 if known else 1.0)  # the mean reward is of the others
     said = "reward some: unknown (None or NaN) for all of 4 samples before training; GRPO cannot learn while every"
     assert (said in " ".join(capsys.readouterr().err.split())) != known
 

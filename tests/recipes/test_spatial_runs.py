@@ -6,6 +6,7 @@ import csv
 import gzip
 import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from discrete_grpo.recipes.families import FileOptions, SamplerOptions, family_o
 from discrete_grpo.recipes.kinds.spatial import SPATIAL
 from discrete_grpo.recipes.loading import load
 from discrete_grpo.recipes.pretraining.pretrain import pretrain
-from discrete_grpo.recipes.pretraining.spatial import PretrainSpatialRecipe
+from discrete_grpo.recipes.pretraining.spatial import PretrainSpatialRecipe, split_molecules
 from discrete_grpo.recipes.sample import sample, sample_file
 from discrete_grpo.recipes.train import TrainRecipe, run_train
 from discrete_grpo.rewards.molecules import molecular_weight
@@ -180,6 +181,15 @@ def test_the_family_knows_its_files_its_texts_and_its_pictures() -> None:
             {"data": "lines.g6"},
             "data: 'lines.g6', expected a file ending in .sdf, .xyz, .smi, .smiles, .txt, .csv, .tsv, or one of",
         ),
+        (
+            {"data": "salt.smi"},
+            "of 3 molecules without a conformer (33.3%, max_broken 5.0%): CN.O: has several parts",
+        ),
+        (
+            {"data": "space.smi"},
+            "data: space.smi has positions, expected them in .sdf or .xyz, or SMILES alone, of which",
+        ),
+        ({"data": "space.csv"}, "data: space.csv has positions, expected them in .sdf or .xyz"),
         ({"data": "odd.smi"}, "odd.smi has 1 of 3 molecules without a conformer (33.3%, max_broken 5.0%): F: no MMFF94 parameters"),
     ],
 )
@@ -188,6 +198,9 @@ def test_bad_settings_are_one_line(work: Path, changes: dict[str, Any], said: st
     (work / "flat.smi").write_text("CO\n", encoding="utf-8")
     (work / "lines.g6").write_text("Bw\n", encoding="utf-8")
     (work / "odd.smi").write_text("CO\nF\nCC\n", encoding="utf-8")
+    (work / "salt.smi").write_text("CO\nCN.O\nCC\n", encoding="utf-8")
+    (work / "space.smi").write_text("[H][H] |(0,0,;0.74,0.5,0.25)|\n" * 3, encoding="utf-8")
+    (work / "space.csv").write_text('smiles,cxsmiles\n[H][H],"[H][H] |(0,0,;0.74,0.5,0.25)|"\n', encoding="utf-8")
     with pytest.raises((ValueError, FileNotFoundError)) as caught:
         pretrain(recipe(work, **{"output_dir": str(work / "refused"), **changes}))
     assert said in str(caught.value)
@@ -206,6 +219,8 @@ def test_bad_files_and_options_are_one_line(work: Path, pretrained: Path) -> Non
         evaluate_file(str(bad))
     with pytest.raises(FileNotFoundError, match=r"reference: .*nowhere\.sdf does not exist"):
         evaluate_file(str(table), FileOptions(reference=str(work / "nowhere.sdf")))
+    with pytest.raises(ValueError, match=r"reference: .*small\.smi holds no molecule with positions, expected at least one"):
+        evaluate_file(str(table), FileOptions(reference=str(work / "small.smi")))
     with pytest.raises(ValueError, match="reference: None, expected a file of molecules in space with suite 'spatial'"):
         evaluate_file(str(table), FileOptions(suite="spatial"))
     with pytest.raises(ValueError, match="shape"):
@@ -214,6 +229,24 @@ def test_bad_files_and_options_are_one_line(work: Path, pretrained: Path) -> Non
         run_train(TrainRecipe(policy=str(pretrained), reward=weight, rewards_see="pyg", output_dir=str(work / "no")))
     with pytest.raises(CheckpointError, match="has no statistics of molecules in space"):
         family_of({"kind": "spatial"}).decode(load(pretrained).policy, {})
+
+
+def test_doubtful_positions_are_told(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = conformers(SMILES).molecules
+    heavy = conformers(SMILES[:-3], hydrogens=False).molecules
+    drawn = [replace(one, positions=tuple((x, y, 0.0) for x, y, _ in one.positions)) for one in made]
+    small = [replace(one, positions=tuple((x / 10, y / 10, z / 10) for x, y, z in one.positions)) for one in made]
+    told = {
+        "fine": (made, None),
+        "drawn": (drawn, "all z are 0 in 11 of 13 molecules, as in drawings"),
+        "nanometres": (small, "half of the bonds are longer than 0.109 Å, expected about 1 to 1.5 Å; are the positions in Å?"),
+        "heavy": (heavy, "molecules have no hydrogen atoms; with hydrogens, expected them as atoms, or --hydrogens=false"),
+    }
+    for name, (molecules, said) in told.items():
+        (work / f"{name}.sdf").write_text(to_sdf(molecules), encoding="utf-8")
+        split_molecules(recipe(work, str(work / f"{name}.sdf"), max_broken=0.9))
+        found = " ".join(capsys.readouterr().err.split())
+        assert said in found if said else "data: " not in found, (name, found)
 
 
 def test_a_table_of_a_run_is_evaluated(tmp_path: Path) -> None:

@@ -160,7 +160,10 @@ def _samples(file: str, options: FileOptions, argument: str) -> list[SpatialMole
 
 def _reference(options: FileOptions) -> list[SpatialMolecule]:
     assert options.reference is not None
-    return [one for one in _samples(options.reference, options, "reference") if one is not None]
+    found = [one for one in _samples(options.reference, options, "reference") if one is not None]
+    if not found:
+        raise ValueError(f"reference: {options.reference} holds no molecule with positions, expected at least one; {NO_POSITIONS}")
+    return found
 
 
 def _compare(samples: Samples, columns: Mapping[str, Sequence[Any]], options: FileOptions) -> Mapping[str, float]:

@@ -2,35 +2,41 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 
 from discrete_grpo.core.checks import MOST_STEPS, check_fields, check_range, check_text, told_as
 from discrete_grpo.core.description import attach_metadata
 from discrete_grpo.core.option_names import known_options
+from discrete_grpo.core.processes import is_first
 from discrete_grpo.datasets.reading import SUFFIXES, check_cache_dir, read_smiles
 from discrete_grpo.datasets.spatial import SpatialDataset, SpatialStatistics, conformers, load_spatial, spatial_statistics
 from discrete_grpo.datasets.spatial_fields import bond_shares, decode, encode, fits, spatial_graphs
-from discrete_grpo.datasets.text_files import MAX_BYTES, suffix_of
+from discrete_grpo.datasets.text_files import MAX_BYTES, suffix_of, text_lines
 from discrete_grpo.diffusion.gaussian import GaussianDiffusion
 from discrete_grpo.diffusion.kernels import D3PM
 from discrete_grpo.diffusion.noise import marginal
 from discrete_grpo.diffusion.schedules import CosineSchedule
 from discrete_grpo.domains.spatial_files import to_sdf
+from discrete_grpo.domains.spatial_geometry import bond_lengths
 from discrete_grpo.domains.spatial_molecules import SpatialMolecule, smiles_of
 from discrete_grpo.metrics.spatial import sample_metrics
 from discrete_grpo.models.equivariant import EquivariantSizes
 from discrete_grpo.policies.fields import Field, FieldPolicy, Positions
+from discrete_grpo.recipes.kinds.spatial import SPATIAL
 from discrete_grpo.recipes.left_out import report_broken
 from discrete_grpo.recipes.pretraining.field_options import equivariant_network
 from discrete_grpo.recipes.pretraining.fitting import fit, fresh_metrics
 from discrete_grpo.recipes.pretraining.held_out import NOISY_DRAWS, with_held_out
 from discrete_grpo.recipes.pretraining.molecule_files import data_file
+from discrete_grpo.runs.console import print_notes
 from discrete_grpo.training.config import PretrainConfig
 from discrete_grpo.training.distributed import ProcessGroup, accelerator
 
@@ -43,6 +49,8 @@ __all__ = [
 ]
 
 _T = TypeVar("_T")
+USUAL_BOND = (0.8, 2.2)
+"""Lengths in Å between which the median bond of molecules in space lies."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,7 +269,25 @@ def _molecules(recipe: PretrainSpatialRecipe) -> SpatialDataset:
     report_broken(path, [(k + 1, reason) for k, reason in found.broken], len(found), "molecule in space", unit=unit)
     if len(found) < 2:
         raise ValueError(f"data: {recipe.data} has {len(found)} molecules in space, expected at least 2")
+    _tell_doubtful(recipe, found.molecules)
     return found
+
+
+def _tell_doubtful(recipe: PretrainSpatialRecipe, molecules: Sequence[SpatialMolecule]) -> None:
+    """Print what speaks against the positions: bonds that are too short or long for Å, drawings in a plane, missing hydrogens."""
+    if not is_first():
+        return
+    lengths = np.concatenate([bond_lengths(one).value for one in molecules])
+    usual = float(np.median(lengths)) if len(lengths) else math.nan
+    if usual < USUAL_BOND[0] or usual > USUAL_BOND[1]:
+        print_notes([f"data: half of the bonds are longer than {usual:.3g} Å, expected about 1 to 1.5 Å; are the positions in Å?"])
+    flat = sum(len(one) > 3 and not one.coordinates[:, 2].any() for one in molecules)
+    if 2 * flat > len(molecules):
+        print_notes([f"data: all z are 0 in {flat} of {len(molecules)} molecules, as in drawings, expected positions in space"])
+    bare = sum(len(one) > 1 and "H" not in one.symbols for one in molecules)
+    if recipe.hydrogens and 2 * bare > len(molecules):
+        told = f"{bare} of {len(molecules)} molecules have no hydrogen atoms"
+        print_notes([f"data: {told}; with hydrogens, expected them as atoms, or --hydrogens=false"])
 
 
 def _check_conformers(recipe: PretrainSpatialRecipe, found: SpatialDataset) -> None:
@@ -281,6 +307,9 @@ def _smiles(recipe: PretrainSpatialRecipe, path: Path) -> tuple[Sequence[str], s
     if path.is_file() and suffix_of(path) not in SUFFIXES:
         endings = ", ".join((".sdf", ".xyz", *SUFFIXES))
         raise ValueError(f"data: {str(path)!r}, expected a file ending in {endings}, or one of these with .gz")
+    if path.is_file() and SPATIAL.holds(path, next(iter(text_lines(path, recipe.max_bytes, argument="data")), "")):
+        wanted = "them in .sdf or .xyz, or SMILES alone, of which conformers are made"
+        raise ValueError(f"data: {recipe.data} has positions, expected {wanted}")
     with told_as("data", "path"):
         read = read_smiles(path, recipe.max_broken, smiles_column=recipe.smiles_column, max_bytes=recipe.max_bytes)
     report_broken(path, read.broken, len(read.smiles))
