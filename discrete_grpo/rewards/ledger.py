@@ -388,6 +388,7 @@ def open_ledger(
 
     Raises:
         ValueError: if ``reward_cache`` is a file of another kind.
+        OSError: if a file cannot be opened.
     """
     if reward_cache is not None:
         check_cache_file(reward_cache)
@@ -396,7 +397,12 @@ def open_ledger(
     move_if_damaged(folder / "ledger.sqlite", TABLES, ADDED)
     if reward_cache is None:
         move_if_damaged(folder / "scores.sqlite", SCORES)
-    cache = ScoreCache(reward_cache or folder / "scores.sqlite")
+    try:
+        cache = ScoreCache(reward_cache or folder / "scores.sqlite")
+    except OSError as error:
+        if reward_cache is None:
+            raise
+        raise OSError(f"reward_cache: {reward_cache!r} cannot be opened ({error}), expected a file that can be written") from error
     ledger = Ledger(folder / "ledger.sqlite", key=key, max_oracle_calls=max_oracle_calls, cache=cache, rank=rank)
     try:
         yield ledger

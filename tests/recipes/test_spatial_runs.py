@@ -189,6 +189,7 @@ def test_the_family_knows_its_files_its_texts_and_its_pictures() -> None:
             {"data": "space.smi"},
             "data: space.smi has positions, expected them in .sdf or .xyz, or SMILES alone, of which",
         ),
+        ({"data": "ions.smi"}, "data: no molecule of ions.smi has a bond, expected at least one that has"),
         ({"data": "space.csv"}, "data: space.csv has positions, expected them in .sdf or .xyz"),
         ({"data": "odd.smi"}, "odd.smi has 1 of 3 molecules without a conformer (33.3%, max_broken 5.0%): F: no MMFF94 parameters"),
     ],
@@ -198,6 +199,7 @@ def test_bad_settings_are_one_line(work: Path, changes: dict[str, Any], said: st
     (work / "flat.smi").write_text("CO\n", encoding="utf-8")
     (work / "lines.g6").write_text("Bw\n", encoding="utf-8")
     (work / "odd.smi").write_text("CO\nF\nCC\n", encoding="utf-8")
+    (work / "ions.smi").write_text("[Cl-]\n[Na+]\n[K+]\n", encoding="utf-8")
     (work / "salt.smi").write_text("CO\nCN.O\nCC\n", encoding="utf-8")
     (work / "space.smi").write_text("[H][H] |(0,0,;0.74,0.5,0.25)|\n" * 3, encoding="utf-8")
     (work / "space.csv").write_text('smiles,cxsmiles\n[H][H],"[H][H] |(0,0,;0.74,0.5,0.25)|"\n', encoding="utf-8")

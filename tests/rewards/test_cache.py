@@ -340,3 +340,11 @@ def test_the_newest_scores_are_held_in_memory(tmp_path: Path) -> None:
     assert list(cache._scores) == list(scores)[2:]
     assert cache.get(list(scores)) == scores
     cache.close()
+
+
+def test_a_cache_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    path = tmp_path / "file" / "scores.sqlite"
+    said = rf"^reward_cache: '{path}' cannot be opened \(.+\), expected a file that can be written$"
+    with pytest.raises(OSError, match=said), open_ledger(tmp_path / "run", str, reward_cache=str(path)):
+        pass

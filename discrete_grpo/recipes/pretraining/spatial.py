@@ -269,6 +269,8 @@ def _molecules(recipe: PretrainSpatialRecipe) -> SpatialDataset:
     report_broken(path, [(k + 1, reason) for k, reason in found.broken], len(found), "molecule in space", unit=unit)
     if len(found) < 2:
         raise ValueError(f"data: {recipe.data} has {len(found)} molecules in space, expected at least 2")
+    if not any(one.bonds for one in found):
+        raise ValueError(f"data: no molecule of {recipe.data} has a bond, expected at least one that has")
     _tell_doubtful(recipe, found.molecules)
     return found
 
