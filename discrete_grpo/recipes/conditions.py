@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,8 @@ from discrete_grpo.core.condition_names import reserved, reserved_names
 from discrete_grpo.core.description import innermost
 from discrete_grpo.core.processes import is_first
 from discrete_grpo.datasets.text_files import text_lines
+from discrete_grpo.domains.molecule_properties import descriptor, descriptor_names
+from discrete_grpo.domains.smiles import parse_all
 from discrete_grpo.recipes.families import Columns
 from discrete_grpo.recipes.loading import LoadedPolicy
 from discrete_grpo.rewards.conditions import keeps_scaffold
@@ -32,6 +35,7 @@ __all__ = [
     "measured_columns",
     "prepare_and_tell",
     "prepare_columns",
+    "property_errors",
     "read_columns",
     "scaffold_share",
     "tell_unread",
@@ -114,6 +118,31 @@ def scaffold_share(samples: Sequence[Any], columns: Mapping[str, Sequence[Any]],
     except ValueError:  # a condition for rewards of one's own
         return {}
     return {"keeps_scaffold": sum(kept) / len(kept)}
+
+
+def property_errors(
+    samples: Sequence[Any], columns: Mapping[str, Sequence[Any]], kind: str, measured: Collection[str] = ()
+) -> dict[str, float]:
+    """``error_NAME`` of each condition that names a descriptor of RDKit: mean |descriptor - condition| of the valid molecules.
+
+    Args:
+        samples: SMILES, None for invalid ones.
+        columns: conditions of the samples.
+        kind: kind of the samples; only ``molecules`` have descriptors.
+        measured: conditions that were read from a file in training, of which RDKit's values may differ.
+
+    >>> property_errors(["CCO", None, "CC"], {"HeavyAtomCount": [5, 1, None], "logp": [0, 0, 0]}, "molecules")
+    {'error_HeavyAtomCount': 2.0}
+    """
+    names = [name for name in columns if name in descriptor_names() and name not in measured] if kind == "molecules" else []
+    mols, found = parse_all(samples) if names else [], {}
+    for name in names:
+        compute = descriptor(name)
+        pairs = [(mol, wanted) for mol, wanted in zip(mols, columns[name], strict=True) if mol is not None and wanted is not None]
+        errors = [abs(compute(mol) - float(wanted)) for mol, wanted in pairs if isinstance(wanted, int | float)]
+        if known := [error for error in errors if math.isfinite(error)]:
+            found[f"error_{name}"] = sum(known) / len(known)
+    return found
 
 
 def column_names(policy: Any, conditions: Sequence[Columns] | None) -> Collection[str] | None:

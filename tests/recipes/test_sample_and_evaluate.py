@@ -13,16 +13,18 @@ from typing import Any
 
 import networkx as nx
 import pytest
+from rdkit import Chem
 
 from discrete_grpo import GRPOConfig, SamplerOptions, evaluate, sample, train
 from discrete_grpo.cli import main
 from discrete_grpo.datasets.spatial import conformers
+from discrete_grpo.domains.molecule_properties import descriptor
 from discrete_grpo.domains.named_graphs import to_line
 from discrete_grpo.domains.spatial_molecules import to_cxsmiles
 from discrete_grpo.domains.tokenizer import Tokenizer
 from discrete_grpo.models.gpt import GPT, GPTConfig
 from discrete_grpo.policies.tokens import TokenPolicy
-from discrete_grpo.recipes.conditions import check_read, scaffold_share, tell_unread
+from discrete_grpo.recipes.conditions import check_read, property_errors, scaffold_share, tell_unread
 from discrete_grpo.recipes.evaluate import evaluate_file
 from discrete_grpo.recipes.loading import load, load_policy
 from discrete_grpo.recipes.sample import sample_file, sample_lines, sample_policy
@@ -320,6 +322,17 @@ def test_a_policy_that_needs_conditions_says_how_they_are_given(tmp_path: Path, 
     for policy in ("fill-in", load_policy("fill-in")):
         with pytest.raises(ValueError, match=r"^columns: None, expected conditions"):
             sample(policy, 1)
+
+
+def test_the_distance_from_a_wanted_property_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = sample_file("smiles-zinc", 12, str(tmp_path / "s.csv"), columns=[{"MolLogP": 3.0}, {}])
+    rows = [row for row in csv.DictReader(path.read_text().splitlines()) if row["smiles"] and row["MolLogP"]]
+    errors = [abs(descriptor("MolLogP")(Chem.MolFromSmiles(row["smiles"])) - 3.0) for row in rows]
+    shown = dict(re.findall(r"│ (\w+) +│ +([\d.]+) │", capsys.readouterr().out))
+    assert float(shown["error_MolLogP"]) == pytest.approx(sum(errors) / len(errors), abs=1e-4)
+    assert 0 < len(errors) <= 6
+    assert property_errors(["CC"], {"MolLogP": [1.0]}, "molecules", ["MolLogP"]) == {}  # one that was measured
+    assert property_errors(["CC"], {"MolLogP": [1.0]}, "text") == property_errors([None], {"MolLogP": [1.0]}, "molecules") == {}
 
 
 def test_numbers_far_from_the_training_data_are_told_or_refused(capsys: pytest.CaptureFixture[str]) -> None:
