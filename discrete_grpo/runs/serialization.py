@@ -53,8 +53,6 @@ OLD_MODULES = {
 """Modules of format 1, under ``discrete_grpo``, that define classes a checkpoint can name -> the modules of these classes today."""
 ITEMS = "mapping_items"
 """The only key of the mapping that encodes a mapping whose keys are not text."""
-SPEC = {"class_path", "init_args"}
-"""The keys of the mapping that encodes an object."""
 TYPES = ("float16", "bfloat16", "float32", "float64")
 REMOVED = {
     "discrete_grpo.diffusion.flow.FlowExpectedRate": "FlowExpectedRate is no kernel of policies any more (see docs/graphs.md); "
@@ -79,7 +77,7 @@ def describe(obj: Any) -> Any:
     if obj is None or isinstance(obj, bool | int | float | str):
         return obj
     if isinstance(obj, Mapping):
-        if all(isinstance(key, str) for key in obj) and set(obj) not in ({ITEMS}, SPEC):
+        if all(isinstance(key, str) for key in obj):
             return {key: describe(value) for key, value in obj.items()}
         return {ITEMS: [[describe(key), describe(value)] for key, value in obj.items()]}  # JSON has only keys that are text
     if isinstance(obj, Sequence):
@@ -201,7 +199,7 @@ def build(spec: Any, trusted: Sequence[str] = TRUSTED) -> Any:
         return spec
     if set(spec) == {ITEMS}:
         return _from_items(spec[ITEMS], trusted)
-    if set(spec) != SPEC:
+    if set(spec) != {"class_path", "init_args"}:
         return {k: build(v, trusted) for k, v in spec.items()}
     path, args = spec["class_path"], spec["init_args"]
     if not isinstance(path, str) or not isinstance(args, dict):
