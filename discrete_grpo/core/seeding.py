@@ -1,15 +1,28 @@
-"""Random draws from torch's global generator that leave its state as it was."""
+"""Draws from a seed that leave the state of torch's global generator as it was."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from typing import TypeVar
 
 import torch
 
 from discrete_grpo.core.checks import check_whole
 
-__all__ = ["seeded"]
+__all__ = ["seeded", "some_of"]
+
+T = TypeVar("T")
+
+
+def some_of(items: Sequence[T], count: int, seed: int) -> tuple[T, ...]:
+    """At most ``count`` items, drawn at random and in their order.
+
+    >>> some_of("abcdef", 3, seed=0) == some_of("abcdef", 3, seed=0), some_of("ab", 3, seed=0)
+    (True, ('a', 'b'))
+    """
+    rows = torch.randperm(len(items), generator=torch.Generator().manual_seed(seed))[:count]
+    return tuple(items[k] for k in rows.sort().values.tolist())
 
 
 @contextmanager

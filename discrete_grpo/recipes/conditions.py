@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import math
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from discrete_grpo.core.condition_names import reserved, reserved_names
 from discrete_grpo.core.description import innermost
 from discrete_grpo.core.processes import is_first
 from discrete_grpo.datasets.text_files import text_lines
-from discrete_grpo.domains.molecule_properties import descriptor, descriptor_names
+from discrete_grpo.domains.molecule_properties import descriptor, descriptor_names, finite_value
 from discrete_grpo.domains.smiles import parse_all
 from discrete_grpo.recipes.families import Columns
 from discrete_grpo.recipes.loading import LoadedPolicy
@@ -31,6 +30,7 @@ __all__ = [
     "check_read",
     "check_unconditional",
     "column_names",
+    "conditions_met",
     "kept_columns",
     "measured_columns",
     "prepare_and_tell",
@@ -139,10 +139,17 @@ def property_errors(
     for name in names:
         compute = descriptor(name)
         pairs = [(mol, wanted) for mol, wanted in zip(mols, columns[name], strict=True) if mol is not None and wanted is not None]
-        errors = [abs(compute(mol) - float(wanted)) for mol, wanted in pairs if isinstance(wanted, int | float)]
-        if known := [error for error in errors if math.isfinite(error)]:
-            found[f"error_{name}"] = sum(known) / len(known)
+        values = [(finite_value(compute, mol), wanted) for mol, wanted in pairs if isinstance(wanted, int | float)]
+        if errors := [abs(value - wanted) for value, wanted in values if value is not None]:
+            found[f"error_{name}"] = sum(errors) / len(errors)
     return found
+
+
+def conditions_met(
+    samples: Sequence[Any], columns: Mapping[str, Sequence[Any]], kind: str, measured: Collection[str]
+) -> dict[str, float]:
+    """How well samples follow their conditions: :func:`scaffold_share` and :func:`property_errors`."""
+    return scaffold_share(samples, columns, kind) | property_errors(samples, columns, kind, measured)
 
 
 def column_names(policy: Any, conditions: Sequence[Columns] | None) -> Collection[str] | None:

@@ -17,7 +17,7 @@ from discrete_grpo.core.description import description
 from discrete_grpo.core.reward_arguments import reward_names
 from discrete_grpo.core.rollout import Reward
 from discrete_grpo.core.scoring import BudgetExhausted, score_samples, take_failures
-from discrete_grpo.recipes.conditions import measured_columns, property_errors, scaffold_share
+from discrete_grpo.recipes.conditions import conditions_met, measured_columns
 from discrete_grpo.recipes.families import Columns, Family
 from discrete_grpo.recipes.reward_memories import RewardMemories
 from discrete_grpo.recipes.reward_workers import tell_slow
@@ -114,9 +114,8 @@ class Evaluations:
         properties = measured_columns(self.family.table(samples), found)
         table = {"sample": as_text(samples), **rewards, **properties}
         write_table(self.folder / EVALUATION_TABLES[when], {**plain_columns(found), **table})
-        followed = scaffold_share(samples, found, self.family.name)
-        followed |= property_errors(samples, found, self.family.name, description(policy).get("measured", ()))
-        measured = {**self.family.evaluate(samples), **followed}
+        met = conditions_met(samples, found, self.family.name, description(policy).get("measured", ()))
+        measured = {**self.family.evaluate(samples), **met}
         result[when] = row | measured | {"oracle_calls": float(self.ledger.calls)}
         write_json(self.folder / EVALUATION, result)
         if when == "after" and result["after"].get("valid") == 0 and (earlier := result.get("before", {}).get("valid", 0)) > 0:

@@ -19,14 +19,7 @@ from discrete_grpo.core.option_names import check_keywords
 from discrete_grpo.core.rollout import Context
 from discrete_grpo.datasets.text_files import suffix_of
 from discrete_grpo.domains.sample_text import sample_text
-from discrete_grpo.recipes.conditions import (
-    check_read,
-    measured_columns,
-    prepare_columns,
-    property_errors,
-    read_columns,
-    scaffold_share,
-)
+from discrete_grpo.recipes.conditions import check_read, conditions_met, measured_columns, prepare_columns, read_columns
 from discrete_grpo.recipes.devices import device_of, to_device
 from discrete_grpo.recipes.families import Columns, Family, SamplerOptions, family_of
 from discrete_grpo.recipes.loading import LoadedPolicy, load, with_sampler
@@ -190,9 +183,8 @@ def sample_file(
         content, written = "".join(f"{line}\n" for line in lines).encode(), len(lines)
     if written:
         write_bytes(named_file(path), gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
-    followed = scaffold_share(samples, found, family.name)
-    followed |= property_errors(samples, found, family.name, loaded.metadata.get("measured", ()))
-    measured = {**family.evaluate(samples), **followed}
+    met = conditions_met(samples, found, family.name, loaded.metadata.get("measured", ()))
+    measured = {**family.evaluate(samples), **met}
     print_table(f"{n} samples of {checkpoint}", {str(path): measured})
     if not written:
         raise ValueError(f"out: none of {n} samples can be written to {path}; a .csv has a row for each sample")

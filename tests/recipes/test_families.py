@@ -16,14 +16,12 @@ from typing import Any
 import networkx as nx
 import pytest
 import torch
-from rdkit import Chem
 
 from discrete_grpo import GRPOConfig, PretrainConfig
 from discrete_grpo.core.sample_metrics import SampleMetrics
 from discrete_grpo.datasets.enumeration import enumerated_smiles, load_enumerated
 from discrete_grpo.datasets.molecules import statistics
 from discrete_grpo.datasets.spatial import conformers
-from discrete_grpo.domains.molecule_properties import descriptor
 from discrete_grpo.domains.named_graphs import to_line
 from discrete_grpo.domains.smiles import parse, to_smiles
 from discrete_grpo.domains.spatial_molecules import smiles_of
@@ -343,9 +341,6 @@ def test_a_conditional_run_from_start_to_report(smiles: Path, tmp_path: Path) ->
     table = read_samples(tmp_path / "run/evaluation_after.csv.gz")
     assert list(table)[:3] == ["scaffold", "MolLogP", "sample"]
     assert table["scaffold"][:2] == ["C1CC1", "c1ccoc1"]
-    drawn = [(sample, float(asked)) for sample, asked in zip(table["sample"], table["MolLogP"], strict=True) if sample]
-    errors = [abs(descriptor("MolLogP")(Chem.MolFromSmiles(sample)) - asked) for sample, asked in drawn]
-    assert result["after"].get("error_MolLogP", 0.0) == pytest.approx(sum(errors) / len(errors) if errors else 0.0, abs=1e-9)
     assert '<section id="examples">' in (tmp_path / "run/report.html").read_text()
     assert "decode" not in json.loads((tmp_path / "run/policy/config.json").read_text())["policy"]["init_args"]
     resumed = run_train(replace(recipe, grpo=replace(FAST, max_steps=4)), resume=True)

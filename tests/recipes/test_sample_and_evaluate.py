@@ -331,6 +331,13 @@ def test_the_distance_from_a_wanted_property_is_told(tmp_path: Path, capsys: pyt
     shown = dict(re.findall(r"│ (\w+) +│ +([\d.]+) │", capsys.readouterr().out))
     assert float(shown["error_MolLogP"]) == pytest.approx(sum(errors) / len(errors), abs=1e-4)
     assert 0 < len(errors) <= 6
+    grpo, columns = GRPOConfig(max_steps=1, num_generations=2, generation_batch_size=2), [{"MolLogP": 3.0}]
+    found = train("smiles-zinc", validity, output_dir=tmp_path / "run", grpo=grpo, columns=columns, evaluation_samples=6)
+    kept = [s for s in read_samples(tmp_path / "run/evaluation_after.csv.gz")["sample"] if s]
+    errors = [abs(descriptor("MolLogP")(Chem.MolFromSmiles(s)) - 3.0) for s in kept]
+    assert found["after"]["error_MolLogP"] == pytest.approx(sum(errors) / len(errors))
+    alone = property_errors(["CC"], {"SPS": [1.0]}, "molecules")
+    assert property_errors(["[H][H]", "CC"], {"SPS": [1.0, 1.0]}, "molecules") == alone  # RDKit divides by zero for the first
     assert property_errors(["CC"], {"MolLogP": [1.0]}, "molecules", ["MolLogP"]) == {}  # one that was measured
     assert property_errors(["CC"], {"MolLogP": [1.0]}, "text") == property_errors([None], {"MolLogP": [1.0]}, "molecules") == {}
 

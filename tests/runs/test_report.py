@@ -70,7 +70,7 @@ def test_report_of_an_empty_or_partial_folder_leaves_parts_out(tmp_path: Path) -
         write_report(tmp_path / "nowhere")
 
 
-@pytest.mark.parametrize(("left", "said"), [(None, "different valid samples scored"), (766.0, "766 left")])
+@pytest.mark.parametrize(("left", "said"), [(None, "different samples scored"), (766.0, "766 left")])
 def test_report_tells_the_oracle_calls_and_the_diversity(tmp_path: Path, left: float | None, said: str) -> None:
     recorder = Recorder(tmp_path)
     for calls in (900.0, 1234.0):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from discrete_grpo.core.checks import MOST_STEPS, check_fields, check_range, che
 from discrete_grpo.core.description import attach_metadata
 from discrete_grpo.core.option_names import known_options
 from discrete_grpo.core.processes import is_first
+from discrete_grpo.core.seeding import some_of
 from discrete_grpo.datasets.reading import SUFFIXES, check_cache_dir, read_smiles
 from discrete_grpo.datasets.spatial import SpatialDataset, SpatialStatistics, conformers, load_spatial, spatial_statistics
 from discrete_grpo.datasets.spatial_fields import bond_shares, decode, encode, fits, spatial_graphs
@@ -48,7 +49,6 @@ __all__ = [
     "split_molecules",
 ]
 
-_T = TypeVar("_T")
 USUAL_BOND = (0.8, 2.2)
 """Lengths in Å between which the median bond of molecules in space lies."""
 
@@ -249,13 +249,13 @@ def _molecules(recipe: PretrainSpatialRecipe) -> SpatialDataset:
                 cache=recipe.cache_dir,
             )
         if recipe.max_molecules is not None:
-            found = replace(found, molecules=_drawn(found.molecules, recipe.max_molecules, recipe.conformer_seed), sources=())
+            found = replace(found, molecules=some_of(found.molecules, recipe.max_molecules, recipe.conformer_seed), sources=())
     else:
         path, unit = data_file(recipe.data), "molecule"
         smiles, name = _smiles(recipe, path)
         make = partial(
             conformers,
-            smiles if recipe.max_molecules is None else _drawn(smiles, recipe.max_molecules, recipe.conformer_seed),
+            smiles if recipe.max_molecules is None else some_of(smiles, recipe.max_molecules, recipe.conformer_seed),
             seed=recipe.conformer_seed,
             hydrogens=recipe.hydrogens,
             aromatic=recipe.aromatic,
@@ -316,9 +316,3 @@ def _smiles(recipe: PretrainSpatialRecipe, path: Path) -> tuple[Sequence[str], s
         read = read_smiles(path, recipe.max_broken, smiles_column=recipe.smiles_column, max_bytes=recipe.max_bytes)
     report_broken(path, read.broken, len(read.smiles))
     return read.smiles, path.name.split(".")[0]
-
-
-def _drawn(items: Sequence[_T], count: int, seed: int) -> tuple[_T, ...]:
-    """At most ``count`` items, drawn at random and in their order."""
-    rows = torch.randperm(len(items), generator=torch.Generator().manual_seed(seed))[:count]
-    return tuple(items[k] for k in rows.sort().values.tolist())

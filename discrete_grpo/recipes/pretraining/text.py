@@ -13,7 +13,7 @@ import torch
 from discrete_grpo.core.checks import check_choices, check_fields, check_sizes, check_text, told_as
 from discrete_grpo.core.option_names import known_options
 from discrete_grpo.core.processes import is_first
-from discrete_grpo.core.seeding import seeded
+from discrete_grpo.core.seeding import seeded, some_of
 from discrete_grpo.datasets.text import TextDataset, mask_lines, read_lines, sentences, text_dataset
 from discrete_grpo.datasets.text_files import MAX_BYTES
 from discrete_grpo.domains.tokenizer import CHARACTERS, SMILES, Tokenizer
@@ -200,19 +200,15 @@ def run_pretrain_text(recipe: PretrainTextRecipe, *, resume: bool = False) -> Pa
         return {k: v for k, v in evaluate_fills(averaged, prompts, 1).items() if k in wanted}, ()
 
     metadata = text_metadata(recipe, "molecules" if recipe.tokens == "smiles" else "text", data, held)
-    shown = {"prompts": _prompts(recipe, _some(data.lines, recipe.num_prompts, seed), seed + 1), "prompts-held-out": prompts}
+    shown = {
+        "prompts": _prompts(recipe, some_of(list(dict.fromkeys(data.lines)), recipe.num_prompts, seed), seed + 1),
+        "prompts-held-out": prompts,
+    }
     files = {f"{name}.jsonl": "".join(f"{json.dumps(p)}\n" for p in some) for name, some in shown.items()}
     evaluate = measure if prompts else None
     if recipe.evaluation_samples and not held and is_first():
         print_notes([f"data: {recipe.data}: {len(data)} different lines are too few to hold any out, so no fills are measured"])
     return fit(policy, data, recipe, metadata=metadata, evaluate=evaluate, files=files, resume=resume)
-
-
-def _some(lines: Sequence[str], count: int, seed: int) -> list[str]:
-    """``count`` different lines at random, or all if there are fewer, in their order."""
-    distinct = list(dict.fromkeys(lines))
-    drawn = torch.randperm(len(distinct), generator=torch.Generator().manual_seed(seed))[:count]
-    return [distinct[k] for k in sorted(drawn.tolist())]
 
 
 def _prompts(recipe: PretrainTextRecipe, lines: Sequence[str], seed: int) -> list[dict[str, str]]:

@@ -39,7 +39,7 @@ _TRAINING = (
     _Chart("chart-novel", "Novelty", "novel samples (fraction)", "(novel)", (0.0, 1.0)),
     _Chart("chart-diversity", "Diversity", "of valid samples (fraction)", "(unique_scaffolds|internal_diversity)", (0.0, 1.0)),
     _Chart("chart-size", "Size of the samples", "nodes or tokens", "(size/mean|size/min|size/max)"),
-    _Chart("chart-oracle", "Oracle calls", "different valid samples scored", "(oracle/calls)"),
+    _Chart("chart-oracle", "Oracle calls", "different samples scored", "(oracle/calls)"),
     _Chart("chart-kl", "KL divergence from the reference", "KL (nats)", "(kl|kl_.+|kl/.+)"),
     _Chart("chart-entropy", "Entropy of the policy", "entropy (nats)", "(entropy)"),
     _Chart("chart-clip", "Clipped ratios", "clipped terms (fraction)", r"clip_ratio/(.+)"),

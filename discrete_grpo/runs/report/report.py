@@ -139,7 +139,7 @@ def _calls(metrics: Sequence[Mapping[str, Any]], measured: Mapping[str, Mapping[
     total = max([trained[-1], *_known(list(measured.values()), CALLS)])
     if total > trained[-1]:
         return "oracle calls", f"{total:,.0f}", f"{trained[-1]:,.0f} before the last evaluation"
-    return "oracle calls", f"{total:,.0f}", f"{left[-1]:,.0f} left" if left else "different valid samples scored"
+    return "oracle calls", f"{total:,.0f}", f"{left[-1]:,.0f} left" if left else "different samples scored"
 
 
 def _count(metrics: Metrics) -> int:
