@@ -126,3 +126,9 @@ def test_text_alone_is_text() -> None:
     check_text("data", "a.g6", "a file")
     with pytest.raises(ValueError, match=r"^data: a list, expected a file$"):
         check_text("data", ["a.g6"], "a file")
+
+
+@pytest.mark.parametrize("bounds", [{"least": 0}, {}])
+def test_a_truth_value_is_no_number(bounds: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=r"^beta: True, expected a "):
+        check_range("beta", True, **bounds)
