@@ -129,6 +129,6 @@ def test_text_alone_is_text() -> None:
 
 
 @pytest.mark.parametrize("bounds", [{"least": 0}, {}])
-def test_a_truth_value_is_no_number(bounds: dict[str, float]) -> None:
+def test_a_truth_value_is_no_number(bounds: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"^beta: True, expected a "):
         check_range("beta", True, **bounds)
