@@ -51,7 +51,7 @@ SEQUENCES = (
 
 def sources(run: str | None, policies: Sequence[str], presets: Sequence[str]) -> list[str]:
     """Files whose change makes a result stale: code of the kinds of policy that it measures, weights, presets."""
-    of_sequences = {name.endswith("sequences-grpo") for name in presets} or {True, run is None}
+    of_sequences = {name in PRESETS for name in presets} or {True, run is None}
     weights = [f"discrete_grpo/bundled/{name}/model.safetensors" for name in ([run] if run is not None else policies)]
     return [
         *dict.fromkeys(name for kind in sorted(of_sequences) for name in (SEQUENCES if kind else SOURCES)),
