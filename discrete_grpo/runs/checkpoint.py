@@ -217,7 +217,7 @@ class Checkpoints:
 
     Args:
         run: the run folder.
-        save_total_limit: how many of the newest are kept, at least 1; the best one is kept in addition.
+        save_total_limit: how many of the newest are kept, at least 1; the best one is kept in addition. None keeps all.
         metric_for_best_model: name of a logged metric; None: no checkpoint is the best.
         greater_is_better: None: True unless the metric's name ends in "loss", as in transformers.
 
@@ -228,12 +228,13 @@ class Checkpoints:
     def __init__(
         self,
         run: str | os.PathLike[str],
-        save_total_limit: int = 2,
+        save_total_limit: int | None = 2,
         *,
         metric_for_best_model: str | None = None,
         greater_is_better: bool | None = None,
     ) -> None:
-        check_whole("save_total_limit", save_total_limit, least=1)
+        if save_total_limit is not None:
+            check_whole("save_total_limit", save_total_limit, least=1)
         self.folder = Path(run) / "checkpoints"
         self.save_total_limit, self.metric_for_best_model = save_total_limit, metric_for_best_model
         falls = (metric_for_best_model or "").endswith("loss")
@@ -329,7 +330,7 @@ class Checkpoints:
         best = self._ranked()[:1]
         self._note(best)
         kept = best if awaited is None else [*best, self._path(awaited)]
-        for old in self.all()[: -self.save_total_limit]:
+        for old in self.all()[: -self.save_total_limit] if self.save_total_limit is not None else ():
             if old not in kept:
                 remove(old)
 

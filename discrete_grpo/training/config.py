@@ -148,7 +148,7 @@ class GRPOConfig:
             several ``generation_shards``; the results are the same. True, false, or ``auto``, which means true where every reward
             runs in a pool of worker processes.
         save_steps: Number of updates between checkpoints, at least 1.
-        save_total_limit: Number of newest checkpoints that are kept, at least 1.
+        save_total_limit: Number of newest checkpoints that are kept, at least 1; None keeps all.
         metric_for_best_model: Name of a logged metric. The checkpoint with its best value is kept as well: that of the generation
             drawn from the checkpoint (of the metrics of an update, such as ``kl``, that of its first update). The checkpoint at
             the end of a run, from which none is drawn, is compared by the last generation before it. The policy before training
@@ -224,7 +224,7 @@ class GRPOConfig:
     generation_shards: int | None = None
     score_while_drawing: bool | Literal["auto"] = "auto"
     save_steps: int = 10
-    save_total_limit: int = 2
+    save_total_limit: int | None = 2
     metric_for_best_model: str | None = None
     greater_is_better: bool | None = None
     load_best_model_at_end: bool = False
@@ -343,7 +343,7 @@ class PretrainConfig:
         seed: Random seed of the run, 0 to 2^32 - 1.
         log_steps: Number of updates between lines of metrics, at least 1.
         save_steps: Number of updates between checkpoints, at least 1.
-        save_total_limit: Number of newest checkpoints that are kept, at least 1.
+        save_total_limit: Number of newest checkpoints that are kept, at least 1; None keeps all.
         metric_for_best_model: Name of a logged metric. The checkpoint with its best value is kept as well: one of the evaluation
             (``eval/...``) is that of the checkpoint, others are means over the updates since the checkpoint before. None keeps no
             best checkpoint.
@@ -371,7 +371,7 @@ class PretrainConfig:
     seed: int = 42
     log_steps: int = 50
     save_steps: int = 500
-    save_total_limit: int = 2
+    save_total_limit: int | None = 2
     metric_for_best_model: str | None = None
     greater_is_better: bool | None = None
     load_best_model_at_end: bool = False

@@ -70,6 +70,13 @@ def test_the_newest_are_kept(tmp_path: Path) -> None:
     assert step_of(store.latest()) == 10
 
 
+def test_all_are_kept_without_a_limit(tmp_path: Path) -> None:
+    store = Checkpoints(tmp_path, None)
+    for step in (1, 2, 3, 10):
+        write(store, step)
+    assert steps(store) == [1, 2, 3, 10]
+
+
 def test_no_checkpoint_is_one_line() -> None:
     with pytest.raises(CheckpointError, match=r"checkpoints holds no checkpoint to resume from$"):
         Checkpoints("nowhere").latest()
