@@ -6,14 +6,14 @@ import csv
 import gzip
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from discrete_grpo.core.checks import check_range
 from discrete_grpo.core.csv_cells import cells_of_any_length
 
-__all__ = ["MAX_BYTES", "MAX_LINE", "column_of", "filled_cells", "header_cells", "suffix_of", "text_lines"]
+__all__ = ["MAX_BYTES", "MAX_LINE", "column_of", "filled_cells", "header_cells", "suffix_of", "table_rows", "text_lines"]
 
 MAX_BYTES = 4 << 30
 """Default of the largest unpacked size of a gzipped file, 4 GiB."""
@@ -67,6 +67,17 @@ def column_of(names: Sequence[str], *wanted: str) -> str | None:
     'sample'
     """
     return next((name for name in wanted if name in names), None)
+
+
+def table_rows(lines: Iterable[str], *wanted: str) -> tuple[str | None, list[dict[str, str]]]:
+    r"""The first of the wanted columns that a csv table has, and its rows; None for the column if it has none of them, or no row.
+
+    >>> table_rows(["step,sample\n", "0,CCO\n"], "text", "sample")
+    ('sample', [{'step': '0', 'sample': 'CCO'}])
+    """
+    with cells_of_any_length():
+        rows = list(csv.DictReader(lines))
+    return column_of(list(rows[0]) if rows else (), *wanted), rows
 
 
 def header_cells(line: str) -> list[str]:

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from discrete_grpo.benchmarking.facts import file_digest
+from discrete_grpo.benchmarking.facts import short_sha256
 from discrete_grpo.benchmarking.method import Method
 
 if TYPE_CHECKING:
     from discrete_grpo.rewards.task import Task
 
-__all__ = ["check_code", "check_files", "check_policy", "of_code", "of_files", "of_policy", "sources_of"]
+__all__ = ["check_code", "check_files", "check_policy_facts", "of_code", "of_files", "of_policy", "sources_of"]
 
 
 def of_policy(facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def of_policy(facts: Mapping[str, Any]) -> dict[str, Any]:
 def of_files(method: Method) -> dict[str, str]:
     """Digests of the files that the settings of a method name."""
     named = {name: value for name, value in method.settings.items() if isinstance(value, str) and Path(value).is_file()}
-    return {f"{name}_sha256": file_digest(value) for name, value in named.items()}
+    return {f"{name}_sha256": short_sha256(value) for name, value in named.items()}
 
 
 def of_code(value: Any) -> str | None:
@@ -48,7 +48,7 @@ def sources_of(task: Task, method: Method) -> dict[str, str]:
         return {}
 
 
-def check_policy(facts: Mapping[str, Any], planned: Mapping[str, Any]) -> None:
+def check_policy_facts(facts: Mapping[str, Any], planned: Mapping[str, Any]) -> None:
     """Check that a policy that was loaded from a checkpoint is that of the plan.
 
     The weights of a new policy (``module:make``) can depend on the process that makes it, and are not compared.

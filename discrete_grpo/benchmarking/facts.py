@@ -12,7 +12,7 @@ from typing import Any
 
 from discrete_grpo.core.digests import add_file
 
-__all__ = ["circumstances", "file_digest", "policy_facts"]
+__all__ = ["circumstances", "policy_facts", "short_sha256"]
 
 
 def circumstances() -> dict[str, Any]:
@@ -64,7 +64,7 @@ def _processor() -> str:
     return named[0] if named else platform.processor() or platform.machine()
 
 
-def file_digest(path: str | os.PathLike[str]) -> str:
+def short_sha256(path: str | os.PathLike[str]) -> str:
     """SHA-256 of a file, its first 16 digits."""
     return add_file(hashlib.sha256(), path).hexdigest()[:16]
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from discrete_grpo.benchmarking.conditions import check_code, check_files, check_policy
+from discrete_grpo.benchmarking.conditions import check_code, check_files, check_policy_facts
 from discrete_grpo.benchmarking.facts import policy_facts
 from discrete_grpo.benchmarking.folder import CALLS, FAILED, ROW
 from discrete_grpo.benchmarking.method import Method
@@ -195,7 +195,7 @@ def _policy(job: Job) -> Any:
         from discrete_grpo.recipes.loading import load
 
         loaded = load(job.policy)
-        check_policy(policy_facts(job.policy, loaded), job.conditions)
+        check_policy_facts(policy_facts(job.policy, loaded), job.conditions)
         return loaded.policy
     import copy
 

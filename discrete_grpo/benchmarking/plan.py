@@ -157,7 +157,7 @@ def _tasks(request: Request) -> tuple[str, list[Task], Any, int]:
         raise ValueError("suite: an empty list, expected the name of a suite, a Task, or several")
     checks.check_folder_names("suite", [task.name for task in tasks])
     known = {task.name: task for task in tasks}
-    default = {"molecules": "smiles-zinc", "graphs": "planar-16"}.get(tasks[0].kind if tasks else "")
+    default = {"molecules": "smiles-zinc", "graphs": "planar-16"}.get(tasks[0].kind)
     return OWN, checks.chosen("tasks", cast("Sequence[str] | None", request.tasks), known), default, 10_000
 
 
@@ -213,7 +213,8 @@ def _methods(request: Request, tasks: Sequence[Task]) -> list[Method]:
     fitting = [name for name in DEFAULT_METHODS if kinds <= set(METHODS[name].task_kinds)]
     given = fitting if request.methods is None else request.methods
     names = [one for one in given if isinstance(one, str)]
-    checks.chosen("methods", names, METHODS) if names or not given else None
+    if names or not given:
+        checks.chosen("methods", names, METHODS)
     methods = [METHODS[one] if isinstance(one, str) else as_method(one) for one in given]
     checks.check_folder_names("methods", [method.name for method in methods])
     for name, path in (("screen", request.screen), ("warm_start", request.warm_start)):

@@ -177,7 +177,7 @@ class _Progress:
                 f"AUC top-10 {row['auc_top10']:.3f}, best {_shown(row['top1'])}, {row['calls']} calls, {row['wall_seconds']:.0f} s"
             )
             if row["auc_top10"] < 0:
-                said += "; scores are below 0, while the area takes a method without a call for 0: add a number to them"
+                said += "; scores are negative, but the area counts a method without calls as 0: add a constant to the scores"
         else:
             said = f"failed: {(failed or {}).get('error', 'no row')}"
         print_notes([f"{self.count}/{len(self.plan.jobs)}  {job.label}: {said}"])

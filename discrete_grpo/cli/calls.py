@@ -104,7 +104,7 @@ def _benchmark(given: dict[str, Any]) -> None:
     found.print()
     print(found.page)
     if now := len(found.failed_now):
-        raise ValueError(f"jobs: {now} failed, as told above; the same command tries them again")
+        raise ValueError(f"jobs: {now} failed (see above); run the same command to try them again")
 
 
 def _named(option: str, names: list[str] | None, fits: Callable[[Any], bool], wanted: str) -> list[Any] | None:

@@ -1,4 +1,4 @@
-"""All global random states at once, for code of others, which may draw from any of them."""
+"""Seeds all global random generators at once, for code outside this package, which may draw from any of them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
+import torch
 
 from discrete_grpo.core.seeding import seeded
 
@@ -14,13 +15,16 @@ __all__ = ["seeded_everywhere"]
 
 
 @contextmanager
-def seeded_everywhere(seed: int) -> Iterator[None]:
-    """Seed the global generators of torch on the CPU, Python and numpy for the block, and restore their states afterwards."""
+def seeded_everywhere(seed: int, device: torch.device | None = None) -> Iterator[None]:
+    """Seed the global generators of torch, Python and numpy for the block, and restore their states afterwards.
+
+    Those of torch are the CPU's and, if ``device`` is a CUDA device, that device's.
+    """
     python, arrays = random.getstate(), np.random.get_state()  # noqa: NPY002
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002
     try:
-        with seeded(seed):
+        with seeded(seed, device):
             yield
     finally:
         random.setstate(python)

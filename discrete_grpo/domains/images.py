@@ -21,7 +21,7 @@ __all__ = ["Image", "contact_sheet", "png", "stack"]
 class Image:
     """An image of ``height`` times ``width`` grey levels, row by row; 0 is no ink, 255 is full ink.
 
-    Its text is ``HEIGHTxWIDTH:`` and two hexadecimal digits a pixel, so that a table of samples holds the image itself.
+    Its text is ``HEIGHTxWIDTH:`` and two hexadecimal digits per pixel, so that a table of samples holds the image itself.
 
     Raises:
         ValueError: if a side is below 1 or the number of levels is not their product.
@@ -57,7 +57,7 @@ class Image:
         """
         found = re.fullmatch(r"(\d{1,5})x(\d{1,5}):((?:[0-9a-f]{2})*)", text)
         if found is None:
-            raise ValueError(f"text: {text[:60]!r}, expected HEIGHTxWIDTH: and two hexadecimal digits a pixel")
+            raise ValueError(f"text: {text[:60]!r}, expected HEIGHTxWIDTH: and two hexadecimal digits per pixel")
         return cls(int(found[1]), int(found[2]), bytes.fromhex(found[3]))
 
     def __str__(self) -> str:

@@ -1,9 +1,8 @@
 """Metrics of generated graphs: V.U.N., the five MMDs and their ratio, and the classes of nodes and edges.
 
-Samples are graph6 lines, with classes of nodes and edges or without, or None. Two samples are the same when they are isomorphic, by
-a map that keeps their classes; where that could not be decided within a
-bound on the work (:mod:`discrete_grpo.domains.isomorphism`) they count as the same, so that V.U.N. is never overstated, and
-``undecided`` says how many.
+Samples are graph6 lines, with or without classes of nodes and edges, or None. Two samples are the same if they are isomorphic by a
+map that keeps their classes. Where the test reached its limit (:mod:`discrete_grpo.domains.isomorphism`), they count as the same,
+so that V.U.N. is never overstated; ``undecided`` is the share of such samples.
 
 Sources: Martinkus et al. (2022), SPECTRE, arXiv 2204.01613; Qin et al. (2025), DeFoG, arXiv 2410.04263 (ratio).
 """

@@ -73,6 +73,9 @@ class EagerLikelihood(nn.Module):
 
     Args:
         policy: graph policy that draws the samples.
+
+    Raises:
+        TypeError: if it is not a GraphPolicy.
     """
 
     forward_kl_gradient = surrogate = True
@@ -137,7 +140,8 @@ class ElboLikelihood(nn.Module):
         draws: J, at least 1; at J = T every step is seen once.
 
     Raises:
-        ValueError: if ``draws`` is below 1.
+        ValueError: if ``draws`` is below 1, or if the policy has ``shared_steps``.
+        TypeError: if ``policy`` is not a GraphPolicy.
     """
 
     forward_kl_gradient = surrogate = True

@@ -13,7 +13,7 @@ from discrete_grpo.core.checks import plain_number, told_as
 from discrete_grpo.core.condition_names import reserved, reserved_names
 from discrete_grpo.core.description import innermost
 from discrete_grpo.core.processes import is_first
-from discrete_grpo.datasets.text_files import text_lines
+from discrete_grpo.datasets.text_files import suffix_of, text_lines
 from discrete_grpo.domains.molecule_properties import descriptor, descriptor_names, finite_value
 from discrete_grpo.domains.smiles import parse_all
 from discrete_grpo.recipes.families import Columns
@@ -32,11 +32,11 @@ __all__ = [
     "column_names",
     "conditions_met",
     "kept_columns",
-    "measured_columns",
     "prepare_and_tell",
     "prepare_columns",
     "property_errors",
     "read_columns",
+    "renamed_measured",
     "scaffold_share",
     "tell_unread",
 ]
@@ -83,7 +83,7 @@ def _lines_of(given: str) -> tuple[list[Any], str]:
     path = next((p for p in (Path(given), BUNDLED / given) if p.is_file()), None)
     if path is None:
         raise FileNotFoundError(f'columns: {given!r} is no file of JSON lines, expected one, or a list such as [{{"label": 3}}]')
-    if path.name.removesuffix(".gz").endswith((".csv", ".tsv")):
+    if suffix_of(path) in (".csv", ".tsv"):
         raise ValueError(f'columns: {path} is a table, expected a file of JSON lines, such as {{"MolLogP": 2.5}} in each')
     found = []
     for number, line in enumerate(text_lines(path, argument="columns"), 1):
@@ -96,10 +96,10 @@ def _lines_of(given: str) -> tuple[list[Any], str]:
     return found, f"columns: {path}"
 
 
-def measured_columns(table: Mapping[str, Sequence[Any]], conditions: Collection[str]) -> dict[str, Sequence[Any]]:
+def renamed_measured(table: Mapping[str, Sequence[Any]], conditions: Collection[str]) -> dict[str, Sequence[Any]]:
     """Properties of samples beside the conditions of that name, which become ``measured_NAME``.
 
-    >>> measured_columns({"logP": [1.2], "SA": [2.0]}, ["logP"])
+    >>> renamed_measured({"logP": [1.2], "SA": [2.0]}, ["logP"])
     {'measured_logP': [1.2], 'SA': [2.0]}
     """
     return {f"measured_{name}" if name in conditions else name: values for name, values in table.items()}

@@ -13,7 +13,7 @@ from typing import Any, overload
 
 from discrete_grpo.core.checks import told_as
 from discrete_grpo.core.option_names import check_options
-from discrete_grpo.datasets.text_files import MAX_BYTES, text_lines
+from discrete_grpo.datasets.text_files import MAX_BYTES, suffix_of, text_lines
 from discrete_grpo.datasets.values import file_of_values
 from discrete_grpo.metrics.resampling import Estimate
 from discrete_grpo.metrics.suite import SUITES, SuiteOptions, SuiteResult, check_suite
@@ -40,6 +40,10 @@ def evaluate(
     shape: str | None = None,
     node_attribute: str | None = None,
     edge_attribute: str | None = None,
+    smiles_column: str | None = None,
+    reference_smiles_column: str | None = None,
+    max_nodes: int = 10_000,
+    max_bytes: int = MAX_BYTES,
 ) -> dict[str, float]: ...
 
 
@@ -63,7 +67,8 @@ def evaluate(
         options: fields of :class:`discrete_grpo.recipes.families.FileOptions`: ``reference``, molecules that samples are compared
             with, a SMILES file, of graphs a named set or an npz file of splits, or a list of such samples; ``shape``, what makes a
             graph valid: planar, tree, sbm or connected; ``node_attribute`` and ``edge_attribute``, which hold the classes of own
-            graphs; with a suite ``train``, ``bootstrap``, ``folds`` and ``sbm_method``.
+            graphs; ``smiles_column`` and ``reference_smiles_column``; ``max_nodes`` and ``max_bytes``, which bound files; with a
+            suite ``train``, ``bootstrap``, ``folds`` and ``sbm_method``.
 
     Returns:
         Numbers by name; with a suite an :class:`discrete_grpo.metrics.resampling.Estimate` by name.
@@ -129,7 +134,7 @@ def _named_as_list(folder: str) -> Iterator[None]:
 
 def _check_not_read(path: Path, file: str, options: FileOptions) -> None:
     """Raise ``ValueError`` if the output would overwrite a file that is read."""
-    for name, given in (("file", file), *((name, getattr(options, name, None)) for name in ("reference", "train"))):
+    for name, given in (("file", file), *((name, getattr(options, name, None)) for name in REFERENCES)):
         if isinstance(given, str) and path.resolve() == Path(given).resolve():
             raise ValueError(f"out: {str(path)!r} is read as {name}, expected another name")
 
@@ -173,7 +178,7 @@ def evaluate_file(
     _check_no_reference_run(family, {name: read for name in REFERENCES if (read := getattr(options, name)) is not None})
     _check_options(family, options)
     samples, columns = _read(family, file, options)
-    of_run = Path(file).name.removesuffix(".gz").endswith((".csv", ".tsv"))  # all of its samples may be invalid
+    of_run = suffix_of(Path(file)) in (".csv", ".tsv")  # all of its samples may be invalid
     if samples and not of_run and all(sample is None for sample in samples):
         raise ValueError(f"file: {file!r} holds no sample of the kind {family.name} ({len(samples)} were looked at)")
     settings: dict[str, Any] = {name: getattr(options, name) for name in ("reference", "shape") if name in family.options}
@@ -241,7 +246,8 @@ def _measured(family: Family, samples: Sequence[Any], columns: Any, options: Fil
 
 
 def _suite_options(options: FileOptions) -> SuiteOptions:
-    given = {name: getattr(options, name) for name in SUITE_OPTIONS[1:] if getattr(options, name) is not None}
+    names = [name for name in SUITE_OPTIONS if name != "train"]
+    given = {name: value for name in names if (value := getattr(options, name)) is not None}
     return SuiteOptions(**given)
 
 

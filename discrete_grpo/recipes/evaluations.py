@@ -17,7 +17,7 @@ from discrete_grpo.core.description import description
 from discrete_grpo.core.reward_arguments import reward_names
 from discrete_grpo.core.rollout import Reward
 from discrete_grpo.core.scoring import BudgetExhausted, score_samples, take_failures
-from discrete_grpo.recipes.conditions import conditions_met, measured_columns
+from discrete_grpo.recipes.conditions import conditions_met, renamed_measured
 from discrete_grpo.recipes.families import Columns, Family
 from discrete_grpo.recipes.reward_memories import RewardMemories
 from discrete_grpo.recipes.reward_workers import tell_slow
@@ -111,7 +111,7 @@ class Evaluations:
         samples, found = sample_policy(policy.to(self.device), count, seed=self.run.grpo.seed + 1, columns=self.columns)
         found = dict.fromkeys((name for row in self.columns or () for name in row), [None] * count) | found
         rewards, row = self._scored(samples, found, step)
-        properties = measured_columns(self.family.table(samples), found)
+        properties = renamed_measured(self.family.table(samples), found)
         table = {"sample": as_text(samples), **rewards, **properties}
         write_table(self.folder / EVALUATION_TABLES[when], {**plain_columns(found), **table})
         met = conditions_met(samples, found, self.family.name, description(policy).get("measured", ()))

@@ -17,7 +17,7 @@ from discrete_grpo.policies.truncation import Truncation
 from discrete_grpo.recipes.families import SamplerOptions
 from discrete_grpo.recipes.grpo_memory import GRAPH_SETTINGS, PART_NAMES, TOKEN_SETTINGS, changes_of_method, parts_of_method
 from discrete_grpo.recipes.loading import with_sampler
-from discrete_grpo.recipes.method_settings import check_known, told_within
+from discrete_grpo.recipes.method_settings import check_known_settings, told_within
 from discrete_grpo.training.rounds_config import RoundsConfig
 
 if TYPE_CHECKING:
@@ -59,9 +59,9 @@ class MemoryMethod:
             if others := [method.kind for method in MEMORY_METHODS if name in method.settings]:
                 told = f"{name!r} is a setting of {others[0]}"
                 raise ValueError(f"settings: {told}, expected one of {self.kind}: {', '.join(self.settings)}")
-        check_known("settings", changes, self.settings)
+        check_known_settings("settings", changes, self.settings)
         objective = changes.get("objective", {})
-        check_known("settings: objective", objective, self.settings["objective"])
+        check_known_settings("settings: objective", objective, self.settings["objective"])
         found = {**self.settings, **changes, "objective": {**self.settings["objective"], **objective}}
         told_within("settings", partial(self.check, **{name: found[name] for name in (*self.of_policy, *self.of_parts)}))
         told_within("settings", partial(self.rounds_config, found))
@@ -82,7 +82,7 @@ def methods_with(names: Mapping[str, Any] | None) -> list[MemoryMethod]:
     given = changes_of_method(names, TOKEN_SETTINGS)
     if found := [method for method in MEMORY_METHODS if given.keys() <= method.settings.keys()]:
         return found
-    check_known("settings", dict.fromkeys(given), {name: 0 for method in MEMORY_METHODS for name in method.settings})
+    check_known_settings("settings", dict.fromkeys(given), {name: 0 for method in MEMORY_METHODS for name in method.settings})
     wrong = {method.kind: [name for name in given if name not in method.settings] for method in MEMORY_METHODS}
     told = "; ".join(f"{kind} have no {', '.join(names)}" for kind, names in wrong.items())
     raise ValueError(f"settings: {', '.join(given)}, expected settings of one kind of policies ({told})")

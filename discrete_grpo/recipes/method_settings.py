@@ -8,7 +8,7 @@ from typing import Any
 from discrete_grpo.core.checks import did_you_mean
 from discrete_grpo.runs.settings import flat_settings
 
-__all__ = ["check_known", "check_same", "told_within", "whole_numbers"]
+__all__ = ["check_known_settings", "check_same", "told_within", "whole_numbers"]
 
 
 def told_within(name: str, check: Callable[[], object]) -> None:
@@ -19,8 +19,8 @@ def told_within(name: str, check: Callable[[], object]) -> None:
         raise ValueError(f"{name}: {error}") from error
 
 
-def check_known(name: str, given: Any, known: Mapping[str, Any]) -> None:
-    """Raise ValueError unless ``given`` is a mapping with names of ``known`` and values of their types, or None."""
+def check_known_settings(name: str, given: Any, known: Mapping[str, Any]) -> None:
+    """Raise ValueError unless ``given`` is a mapping whose names are in ``known``, with values of the same types or None."""
     if not isinstance(given, Mapping):
         raise ValueError(f"{name}: {given!r}, expected a mapping of {', '.join(known)}")
     for key, value in given.items():

@@ -19,7 +19,7 @@ from discrete_grpo.core.option_names import check_keywords
 from discrete_grpo.core.rollout import Context
 from discrete_grpo.datasets.text_files import suffix_of
 from discrete_grpo.domains.sample_text import sample_text
-from discrete_grpo.recipes.conditions import check_read, conditions_met, measured_columns, prepare_columns, read_columns
+from discrete_grpo.recipes.conditions import check_read, conditions_met, prepare_columns, read_columns, renamed_measured
 from discrete_grpo.recipes.devices import device_of, to_device
 from discrete_grpo.recipes.families import Columns, Family, SamplerOptions, family_of
 from discrete_grpo.recipes.loading import LoadedPolicy, load, with_sampler
@@ -174,7 +174,7 @@ def sample_file(
         return path
     kind, written = suffix_of(path), n
     if kind == ".csv":
-        properties = measured_columns(family.table(samples), found)
+        properties = renamed_measured(family.table(samples), found)
         content = _table_text({family.column: as_text(samples), **properties, **plain_columns(found)}).encode()
     elif kind in family.writers:
         content, written = family.writers[kind](samples), sum(s is not None for s in samples)

@@ -43,7 +43,7 @@ from discrete_grpo.training.offline import OfflineTrainer, ScoredSamples
 from discrete_grpo.training.on_update import OnUpdate
 from discrete_grpo.training.trainer import GRPOTrainer
 
-__all__ = ["TrainRecipe", "check_budget", "run_train", "train"]
+__all__ = ["TrainRecipe", "check_evaluation_budget", "run_train", "train"]
 
 FUNCTIONS = ("advantage_func", "surrogate_func", "on_update")
 """Arguments of :func:`train` that are custom functions besides the rewards."""
@@ -110,7 +110,7 @@ class TrainRecipe(OfflineOptions):
         check_fields(self, "evaluation_samples reward_workers", least=0)
         check_fields(self, "elbo_draws", least=1)
         check_view(self.rewards_see)
-        check_budget(self.max_oracle_calls, self.evaluation_samples)
+        check_evaluation_budget(self.max_oracle_calls, self.evaluation_samples)
         self.check_offline(columns=self.columns, scaffold=self.scaffold)
         if not self.rewards and self.data is None:
             raise ValueError("reward: an empty list, expected at least one reward, or data (a table of scored samples)")
@@ -130,7 +130,7 @@ class TrainRecipe(OfflineOptions):
         return found | {"grpo": asdict(self.grpo), "lora": asdict(self.lora)}
 
 
-def check_budget(max_oracle_calls: int | None, evaluation_samples: int) -> None:
+def check_evaluation_budget(max_oracle_calls: int | None, evaluation_samples: int) -> None:
     """Raise ``ValueError`` for a budget that both evaluations alone could use up."""
     if max_oracle_calls is not None:
         check_whole("max_oracle_calls", max_oracle_calls, least=1, note=" or none")

@@ -3,7 +3,7 @@
 A call is a new sample in canonical form; repeats and invalid samples cost nothing. Requests are counted: a score found in
 a cache shared with another run is still a call of this run, and so is one that stayed unknown.
 
-Source of the counting rule and of the area under the curve: Gao et al. (2022), PMO, https://arxiv.org/abs/2206.12411
+Source of the counting rule: Gao et al. (2022), PMO, https://arxiv.org/abs/2206.12411
 """
 
 from __future__ import annotations
@@ -372,7 +372,7 @@ def _refuses_cache(reward: Reward) -> bool:
         return False
 
 
-# -- how fast a run found good samples
+# -- opening a ledger
 
 
 @contextmanager

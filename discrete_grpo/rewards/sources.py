@@ -27,7 +27,7 @@ __all__ = ["CodeSources", "Sources", "Unidentified", "file_digest", "imported_in
 
 OWN = __name__.partition(".")[0]
 MAX_FILES = 1000
-"""Files of a folder that is hashed as a whole."""
+"""Largest number of files in a folder that is hashed as a whole."""
 MAX_FOLLOWED = 200
 """Modules of an installed package that are hashed one by one; a larger package stands for itself by its version."""
 _LARGE = 1 << 20
@@ -269,7 +269,7 @@ class Sources:
             self._modules[name] = follow or self._modules.get(name, False)
 
     def add_imported(self, name: str) -> None:
-        """Count a module that a function imports when called, or that holds what cannot be described; it counts anyway here."""
+        """Count a module that a function imports when it is called, or whose globals cannot be described: here it counts anyway."""
 
     def add_script(self, path: str) -> None:
         """Count a Python file by its path, with the files beside it that it imports."""
@@ -286,7 +286,7 @@ class Sources:
         sizes: dict[str, int] = {}
         for name, _ in found:
             sizes[name.partition(".")[0]] = sizes.get(name.partition(".")[0], 0) + 1
-        large = {top for top in followed if sizes.get(top, 0) > MAX_FOLLOWED and _is_large(top)}
+        large = {top for top in followed if sizes.get(top, 0) > MAX_FOLLOWED and _is_installed_package(top)}
         if large:
             found = self._closure(followed - large)
         return sorted([*found, *self._script_digests()], key=repr)
@@ -330,7 +330,7 @@ class Sources:
 
 
 class CodeSources(Sources):
-    """Sources in which no file counts but modules that functions import when called, or that hold what cannot be described."""
+    """Sources without files: only modules that functions import when they are called, or whose globals cannot be described."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -341,12 +341,12 @@ class CodeSources(Sources):
         return None
 
     def add_imported(self, name: str) -> None:
-        """Count it."""
+        """Add the module to :attr:`imported`."""
         self.imported.add(name)
 
 
 class _OfTheUser(Sources):
-    """Sources in which modules of the user's count, and neither this package's nor files that they name."""
+    """Sources that contain only the user's modules, without this package and without the files that the modules name."""
 
     def named(self, path: str) -> str | None:
         """None for every path."""
@@ -356,7 +356,7 @@ class _OfTheUser(Sources):
         return [(name, digest) for name, digest in super()._closure(followed) if digest and name.partition(".")[0] != OWN]
 
 
-def _is_large(top: str) -> bool:
+def _is_installed_package(top: str) -> bool:
     path = source_file(top)
     return path is not None and _is_installed(path)
 

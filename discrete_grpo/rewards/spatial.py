@@ -315,7 +315,7 @@ class OfSmiles:
 
     @property
     def load_state_dict(self) -> Callable[[Any], Any]:
-        """State of a reward that remembers samples; others have none."""
+        """The method that restores the state of a reward which remembers samples; other rewards have no such method."""
         return _memory(self.reward, "load_state_dict")
 
     @property

@@ -122,7 +122,7 @@ def _needed(module: str, extra: str) -> None:
         raise ImportError(f"{extra}: {error}; expected the extra, pip install 'discrete-grpo[{extra}]'") from error
 
 
-# -- the two
+# -- TensorBoard and Weights & Biases
 
 
 class TensorBoard:
@@ -252,7 +252,7 @@ class WeightsAndBiases:
             self._run.finish()
 
 
-# -- several, none of which may stop the run
+# -- several trackers as one
 
 
 class Trackers:

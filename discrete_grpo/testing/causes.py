@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from discrete_grpo.core.rollout import is_scorer
 from discrete_grpo.core.unregistered import unregistered
+from discrete_grpo.domains.global_random import seeded_everywhere
 from discrete_grpo.testing.behaviour import loaded_again
 from discrete_grpo.testing.case import Case, Law, Skip, same
 
@@ -241,30 +242,12 @@ def _sources(run: Callable[[], Any], case: Case) -> list[str]:
     return [*(f"torch's global state ({x})" for x in draws.names), *changed]
 
 
-@contextmanager
-def _same_numbers(case: Case) -> Iterator[None]:
-    """Context manager that fixes the global random states of torch, Python and numpy, and restores them."""
-    numpy = sys.modules.get("numpy")
-    python, arrays = random.getstate(), None if numpy is None else numpy.random.get_state()
-    with torch.random.fork_rng(devices=[case.device] if case.device.type == "cuda" else []):
-        torch.manual_seed(0)
-        random.seed(0)
-        if numpy is not None:
-            numpy.random.seed(0)
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            if numpy is not None:
-                numpy.random.set_state(arrays)
-
-
 def _fixed(case: Case, method: str) -> None:
     """Replace a method of the policy by one that starts from the same random numbers at every call."""
     inner = getattr(case.policy, method)
 
     def call(*args: Any, **options: Any) -> Any:
-        with _same_numbers(case):
+        with seeded_everywhere(0, case.device):
             return inner(*args, **options)
 
     object.__setattr__(case.policy, method, call)

@@ -336,9 +336,9 @@ class MiniBatches:
         rows: rows of each shard.
         choices: chosen steps of each shard.
         parts: micro-batches of each window.
+        metrics: metrics of the generation, logged with each of its updates.
         config: settings that they were cut with.
         old: log π_old of each micro-batch; None where there is only one update and nothing is replayed.
-        metrics: metrics of the generation, logged with each of its updates.
         done: number of updates made.
     """
 

@@ -78,7 +78,7 @@ def read_rows(
     counts = state["choice"]["counts"]
     units = counts[5:] or counts[:1]  # earlier versions counted sites at every level
     choice = StepChoice(steps, Counts(*counts[:5], *units))
-    level = state["choice"].get("importance_sampling_level", config.importance_sampling_level)  # an earlier version does not say
+    level = state["choice"].get("importance_sampling_level", config.importance_sampling_level)  # missing in earlier versions
     if level == config.importance_sampling_level:
         return rows, choice
     before = copy.copy(config)

@@ -29,7 +29,7 @@ from discrete_grpo.training.objectives import Adaptive, Draws, MemoryBatch, Obje
 from discrete_grpo.training.proposers import Proposer, Screen
 from discrete_grpo.training.rounds_checks import check_parts
 from discrete_grpo.training.rounds_config import RoundsConfig
-from discrete_grpo.training.rounds_state import Progress, restore_rounds, rounds_state
+from discrete_grpo.training.rounds_state import RoundsProgress, restore_rounds, rounds_state
 
 __all__ = ["Rounds"]
 
@@ -106,7 +106,7 @@ class Rounds:
         self._learned: list[int] = []  # samples of each update of this round
         self._new_share = 0.0
         self._drawn = False  # whether the policy draws the trajectories of samples
-        self.progress = Progress()
+        self.progress = RoundsProgress()
         self.latest: list[Remembered] = []  # samples scored in the last round
         self._first_objective = copy.deepcopy(self.objective)
         self.optimizer = self._new_optimizer()

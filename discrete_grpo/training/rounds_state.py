@@ -14,11 +14,11 @@ from discrete_grpo.training.objectives import Adaptive
 if TYPE_CHECKING:
     from discrete_grpo.training.rounds import Rounds
 
-__all__ = ["Progress", "Stateful", "restore_rounds", "rounds_state"]
+__all__ = ["RoundsProgress", "Stateful", "restore_rounds", "rounds_state"]
 
 
 @dataclass
-class Progress:
+class RoundsProgress:
     """Counters and best scores of a loop.
 
     Attributes:
@@ -96,7 +96,7 @@ def restore_rounds(loop: Rounds, state: Mapping[str, Any]) -> None:
             cast(Stateful, part).load_state_dict(kept)
     loop.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
     loop.generator.set_state(state["generator"])
-    loop.progress = Progress(**state["progress"])
+    loop.progress = RoundsProgress(**state["progress"])
     entries = [Remembered(*entry) for entry in state["scored"]]
     loop.entry_of = {entry.key: entry for entry in entries}
     loop.everything.clear()

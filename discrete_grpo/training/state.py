@@ -126,11 +126,11 @@ def stored_state(
         named = ", ".join(reward_names(rewards))
         raise ValueError(f"reward_funcs: {named}, expected {', '.join(state['rewards'])} as in the run to resume")
     if processes.first and not (checkpoints.folder.parent / SETTINGS).is_file():  # with that file, `train` reports these
-        before = {**state.get("config", {}), **state.get("functions", {})}  # checkpoints of earlier versions do not say
+        before = {**state.get("config", {}), **state.get("functions", {})}  # checkpoints of earlier versions lack these entries
         now = {**settings_of(config), **functions}
         now = {
             name: value for name, value in now.items() if name not in ("seed", "bf16") and value != "auto"
-        }  # kept, or told elsewhere
+        }  # these are kept or are reported elsewhere
         others = [name for name, value in now.items() if before.get(name, value) != value]
         print_notes(f"{name}: was {before[name]} in the run so far, is {now[name]} from here on" for name in others)
     return state

@@ -400,7 +400,7 @@ class GRPOTrainer:
         """Continue between two updates of a generation."""
         trusted = trusted_packages(self.policy, self.sampler.columns)
         kept = [state["shards"][shard.number] for shard in self.sampler.shards]
-        config = cut_as_before(self.config, state.get("cut", {}))  # an earlier version does not say
+        config = cut_as_before(self.config, state.get("cut", {}))  # missing in checkpoints of earlier versions
         read = [read_rows(part, trusted, self.accelerator.device, config) for part in kept]
         self.pending = self._minibatches([rows for rows, _ in read], [choice for _, choice in read], state["shared"], config)
         load_old(self.pending, kept, self.accelerator.device)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from discrete_grpo.benchmarking import runner
-from discrete_grpo.benchmarking.conditions import check_files, check_policy
+from discrete_grpo.benchmarking.conditions import check_files, check_policy_facts
 from discrete_grpo.benchmarking.jobs import run_job
 from discrete_grpo.benchmarking.method import Method
 from discrete_grpo.benchmarking.plan import Request, make_plan
@@ -124,9 +124,10 @@ def test_a_policy_that_changes_costs_the_row(tmp_path: Path) -> None:
     other = {**job.conditions, "policy_sha256": "0123456789abcdef"}
     with pytest.raises(ValueError, match=r"^policy: changed while the benchmark ran \(policy_sha256 was 0123456789abcdef and is "):
         run_job(replace(job, conditions=other))
-    check_policy({"name": "my:make", "sha256": "1", "settings_sha256": "2"}, {"policy_sha256": "3"})  # a new one, not compared
+    new = {"name": "my:make", "sha256": "1", "settings_sha256": "2"}
+    check_policy_facts(new, {"policy_sha256": "3"})  # not compared
     with pytest.raises(ValueError, match=r"^policy: changed"):
-        check_policy({"name": "my:Class@runs/a", "sha256": "1", "settings_sha256": "2"}, {"policy_sha256": "3"})
+        check_policy_facts({"name": "my:Class@runs/a", "sha256": "1", "settings_sha256": "2"}, {"policy_sha256": "3"})
 
 
 def _leaves(task: Any, policy: Any, ledger: Any, seed: int) -> None:

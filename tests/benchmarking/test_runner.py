@@ -345,7 +345,7 @@ def test_a_method_in_this_process_that_leaves_the_program_loses_its_own_row_only
 def test_scores_below_zero_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fewest = Task("fewest", "toy", "minus the atoms", "", lambda mol: -float(mol.GetNumAtoms()))
     benchmark([fewest], methods=[WALK], output_dir=tmp_path, **ASKED)
-    assert "scores are below 0, while the area takes a method without a call for 0" in " ".join(capsys.readouterr().err.split())
+    assert "scores are negative, but the area counts a method without calls as 0" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.slow

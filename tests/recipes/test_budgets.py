@@ -14,7 +14,7 @@ import torch
 
 from discrete_grpo.core.scoring import Failure, RewardError
 from discrete_grpo.recipes.search import SearchRecipe, run_search
-from discrete_grpo.recipes.train import TrainRecipe, check_budget, run_train
+from discrete_grpo.recipes.train import TrainRecipe, check_evaluation_budget, run_train
 from discrete_grpo.rewards.ledger import Ledger, molecule_key, open_ledger, reserved, text_key
 from discrete_grpo.rewards.molecules import qed
 from discrete_grpo.runs.failures import FailureLog
@@ -119,9 +119,9 @@ def test_runs_share_a_cache_and_count_for_themselves(short_run: TrainRecipe, tmp
 )
 def test_a_budget_that_cannot_be_kept_is_one_line(budget: int, samples: int, said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        check_budget(budget, samples)
-    check_budget(None, samples)
-    check_budget(101, 50)
+        check_evaluation_budget(budget, samples)
+    check_evaluation_budget(None, samples)
+    check_evaluation_budget(101, 50)
 
 
 def test_a_reserve_is_given_back(tmp_path: Path) -> None:

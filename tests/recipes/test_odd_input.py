@@ -23,6 +23,7 @@ from discrete_grpo.domains.spatial_files import from_sdf
 from discrete_grpo.domains.spatial_molecules import smiles_of
 from discrete_grpo.domains.tokenizer import SMILES, Tokenizer
 from discrete_grpo.models.encoder import EncoderSizes
+from discrete_grpo.recipes.conditions import read_columns
 from discrete_grpo.recipes.pretraining.digits import PretrainDigitsRecipe, run_pretrain_digits
 from discrete_grpo.recipes.pretraining.smiles import smiles_policy
 from discrete_grpo.recipes.pretraining.spatial import split_molecules
@@ -129,6 +130,15 @@ def test_lines_end_where_pretraining_ends_them(tmp_path: Path, capsys: pytest.Ca
 def test_texts_of_images_are_measured(tmp_path: Path) -> None:
     drawn = dg.sample("digits", 2, columns=[{"label": 1}])
     assert dg.evaluate([str(image) for image in drawn], kind="images") == dg.evaluate(drawn, kind="images")
+
+
+def test_endings_of_tables_are_read_in_any_case(tmp_path: Path) -> None:
+    images = tmp_path / "IMAGES.CSV"
+    images.write_text("image,label\n1x2:00ff,3\n")
+    assert dg.evaluate(str(images), kind="images")["valid"] == 1
+    (tmp_path / "CONDITIONS.CSV").write_text("MolLogP\n2.5\n")
+    with pytest.raises(ValueError, match="is a table, expected a file of JSON lines"):
+        read_columns(str(tmp_path / "CONDITIONS.CSV"))
 
 
 def test_what_is_out_of_its_range_is_told_by_its_own_name(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

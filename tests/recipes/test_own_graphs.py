@@ -216,7 +216,9 @@ def test_plain_graph6_files_train_plain_policies(tmp_path: Path) -> None:
     folder = run_pretrain_graphs(recipe)
     assert "labels" not in load_metadata(folder)
     assert all(" " not in line for line in sample(str(folder), 4))
-    assert reference_of(load_metadata(folder)) is not None
+    metadata = load_metadata(folder)
+    assert reference_of(metadata) is not None
+    assert reference_of({**metadata, "data": {**metadata["data"], "test_share": None}}) is None
 
 
 def test_classes_that_are_unknown_are_named(pretrained: Path, files: dict[str, Path], tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The frozen judge: one number a sample, in order, by a network that is never trained, from a checkpoint alone."""
+"""The frozen judge: one number per sample, in order, by a network that is never trained, from a checkpoint alone."""
 
 from __future__ import annotations
 

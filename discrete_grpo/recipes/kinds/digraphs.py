@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, cast
@@ -23,12 +22,12 @@ from discrete_grpo.metrics.graph_classes import check_classes, class_shares
 from discrete_grpo.metrics.graphs import read_graphs
 from discrete_grpo.recipes.families import Columns, Family, FileOptions
 from discrete_grpo.recipes.kinds.graph_objects import lines_of
-from discrete_grpo.recipes.kinds.graph_sources import changed_source, tell_no_reference
 from discrete_grpo.recipes.kinds.graphs import (
     LINES,
     labels_of,
     own_options,
     reference_of_run,
+    reference_or_note,
     run_metadata,
     view_of,
     writers_of,
@@ -42,17 +41,19 @@ __all__ = ["digraph_family", "load_reference", "reference_of"]
 
 def reference_of(metadata: Columns) -> metrics.DigraphReference | None:
     """The set that a checkpoint was trained on, as a reference for its samples; None, with a note, if it is no longer available."""
-    data, labels = metadata.get("data"), labels_of(metadata)
-    if not isinstance(data, Mapping) or labels is None:
-        return None
+    data = metadata.get("data")
+    return reference_or_note(data, lambda: _trained_on(data, metadata)) if isinstance(data, Mapping) else None
+
+
+def _trained_on(data: Columns, metadata: Columns) -> metrics.DigraphReference:
+    """The reference of a set as a policy was trained on it."""
+    labels = labels_of(metadata)
+    if labels is None:
+        raise CheckpointError("labels: none in the checkpoint, expected names of classes")
     attributes = {name: data.get(name) for name in ("node_attribute", "edge_attribute")}
-    if not changed_source(data):
-        with suppress(FileNotFoundError, ValueError, KeyError, TypeError):
-            own = own_digraphs(str(data.get("source")), labels=labels, **attributes)
-            splits = labelled_splits(own, float(data["test_share"]))
-            return metrics.DigraphReference(splits, metadata.get("shape", "dag"), None if labels.plain else labels)
-    tell_no_reference(data)
-    return None
+    own = own_digraphs(str(data.get("source")), labels=labels, **attributes)
+    splits = labelled_splits(own, float(data["test_share"]))
+    return metrics.DigraphReference(splits, metadata.get("shape", "dag"), None if labels.plain else labels)
 
 
 def load_reference(options: FileOptions) -> metrics.DigraphReference:

@@ -42,6 +42,7 @@ __all__ = [
     "own_options",
     "reference_of",
     "reference_of_run",
+    "reference_or_note",
     "run_metadata",
     "view_of",
     "writers_of",
@@ -73,9 +74,14 @@ def reference_of(metadata: Columns) -> metrics.GraphReference | None:
     data = metadata.get("data")
     if not isinstance(data, Mapping):
         return None
+    return reference_or_note(data, lambda: _trained_on(str(data.get("source", data.get("name"))), data, metadata))
+
+
+def reference_or_note(data: Columns, read: Callable[[], Reference]) -> Reference | None:
+    """The set that ``read`` returns; None, with a note, if the data of a checkpoint have changed or cannot be read."""
     if not changed_source(data):
-        with suppress(FileNotFoundError, ValueError, CheckpointError):
-            return _trained_on(str(data.get("source", data.get("name"))), data, metadata)
+        with suppress(FileNotFoundError, ValueError, KeyError, TypeError, CheckpointError):
+            return read()
     tell_no_reference(data)
     return None
 

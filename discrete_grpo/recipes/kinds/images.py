@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from discrete_grpo.core.csv_cells import cells_of_any_length
-from discrete_grpo.datasets.text_files import header_cells, text_lines
+from discrete_grpo.datasets.text_files import header_cells, suffix_of, table_rows, text_lines
 from discrete_grpo.domains.images import Image, contact_sheet, png
 from discrete_grpo.metrics import images as metrics
 from discrete_grpo.recipes.families import Family, FileOptions
@@ -67,10 +65,8 @@ def _read(file: str, options: FileOptions) -> tuple[list[Image | None], Mapping[
     text = "".join(text_lines(path, options.max_bytes, argument="file"))
     columns: dict[str, Sequence[Any]] = {}
     first, lines = 1, text.splitlines()
-    if path.name.removesuffix(".gz").endswith(".csv"):
-        with cells_of_any_length():
-            rows = list(csv.DictReader(io.StringIO(text)))
-        name = next((n for n in ("image", "sample") if rows and n in rows[0]), None)
+    if suffix_of(path) == ".csv":
+        name, rows = table_rows(io.StringIO(text), "image", "sample")
         if name is None:
             raise ValueError(f"file: {file} has no row, or no column 'image' or 'sample', expected a table of image samples")
         first, lines = 2, [row[name] or "" for row in rows]

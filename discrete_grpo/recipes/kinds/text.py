@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from discrete_grpo.core.csv_cells import cells_of_any_length
-from discrete_grpo.datasets.text_files import header_cells, suffix_of, text_lines
+from discrete_grpo.datasets.text_files import header_cells, suffix_of, table_rows, text_lines
 from discrete_grpo.metrics import text as metrics
 from discrete_grpo.recipes.families import Family, FileOptions
 from discrete_grpo.recipes.reward_kinds import check_judges, check_kind
@@ -39,9 +37,7 @@ def _read(file: str, options: FileOptions) -> tuple[Sequence[Any], Mapping[str, 
     lines = list(text_lines(path, options.max_bytes, argument="file"))
     samples: list[str | None] = [text for line in lines if (text := line.rstrip("\r\n"))]
     if suffix_of(path) == ".csv":
-        with cells_of_any_length():
-            rows = list(csv.DictReader(lines))
-        name = next((n for n in ("text", "sample") if rows and n in rows[0]), None)
+        name, rows = table_rows(lines, "text", "sample")
         if name is None:
             raise ValueError(f"file: {file} has no row, or no column 'text' or 'sample', expected a table of samples")
         samples = [row[name] or None for row in rows]

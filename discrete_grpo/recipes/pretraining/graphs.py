@@ -30,7 +30,7 @@ from discrete_grpo.datasets.synthetic_graphs import (
 )
 from discrete_grpo.datasets.text_files import MAX_BYTES
 from discrete_grpo.diffusion.choices import Distortion, ScheduleName
-from discrete_grpo.domains import graph6 as topology
+from discrete_grpo.domains import graph6
 from discrete_grpo.domains.graph6 import MAX_NODES
 from discrete_grpo.domains.graph_validity import Shape
 from discrete_grpo.domains.graphs import GraphBatch
@@ -131,7 +131,7 @@ def graph_policy(
         seed: random seed of the initial weights; the global random state is not changed.
     """
     shares = ((1.0,), stats.edge_marginal)
-    decode, encode = topology.batch_to_graph6, topology.graphs_to_batch
+    decode, encode = graph6.batch_to_graph6, graph6.graphs_to_batch
     made = diffusion_policy(shares, stats.node_counts, network, options, decode=decode, encode=encode, seed=seed)
     return attach_metadata(made, {"kind": "graphs"})
 
@@ -156,8 +156,8 @@ def own_graph_policy(
     nodes, edges = (torch.bincount(classes.long(), minlength=c).double() for classes, c in found)
     shares = (nodes / nodes.sum()).tolist(), (edges / edges.sum().clamp_min(1)).tolist()
     if labels.plain:
-        decode: Callable[[GraphBatch], Sequence[str]] = topology.batch_to_graph6
-        encode: Callable[[Sequence[Any]], GraphBatch] = topology.graphs_to_batch
+        decode: Callable[[GraphBatch], Sequence[str]] = graph6.batch_to_graph6
+        encode: Callable[[Sequence[Any]], GraphBatch] = graph6.graphs_to_batch
     else:
         decode, encode = partial(batch_to_lines, labels=labels), partial(lines_to_batch, labels=labels)
     made = diffusion_policy(shares, counts, network, options, decode=decode, encode=encode, seed=seed)

@@ -74,7 +74,7 @@ def hold_out(data: Any, names: Sequence[Hashable], test_share: float) -> tuple[A
     for row, name in enumerate(names):
         first.setdefault(name, row)
     if len(first) < 2:
-        raise ValueError(f"test_share: {test_share:g}, expected 0 with one different sample")
+        raise ValueError(f"test_share: {test_share:g}, expected 0, since all samples are equal")
     distinct = list(first)
     held = {distinct[k] for k in split_rows(len(distinct), None, test_share)[1]}
     train = [row for row, name in enumerate(names) if name not in held]

@@ -292,6 +292,7 @@ def test_labels_that_do_not_fit_the_policy_are_refused(pretrained: Path) -> None
     with pytest.raises(CheckpointError, match="has no labels, expected the names of the classes"):
         digraph_family({}).decode(loaded.policy, {})
     assert reference_of({"data": {"source": "nowhere.graphml"}, "labels": LABELS.to_json()}) is None
+    assert reference_of({"data": {"source": "nowhere.graphml"}, "labels": {"nodes": 3}}) is None
     with pytest.raises(ValueError, match=r"graphs\[0\]: node class 'sub', expected one of add, mul"):
         loaded.policy.encode(["&AO nodes=sub,add edges=left"])
     assert loaded.policy.can_draw(sample(loaded.policy, 1)[0])

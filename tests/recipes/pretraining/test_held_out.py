@@ -73,7 +73,7 @@ def test_copies_are_held_out_together_and_once() -> None:
     assert torch.equal(held.batch(torch.tensor([1, 0])).nodes, data.batch(held.rows[[1, 0]]).nodes)
     assert hold_out(data, names, 0.5)[1].rows.tolist() == held.rows.tolist()  # type: ignore[union-attr]
     assert hold_out(data, names, 0.0) == (data, None)
-    with pytest.raises(ValueError, match=r"^test_share: 0.5, expected 0 with one different sample$"):
+    with pytest.raises(ValueError, match=r"^test_share: 0.5, expected 0, since all samples are equal$"):
         hold_out(data, ["a", "a"], 0.5)
 
 
