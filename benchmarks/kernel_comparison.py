@@ -32,7 +32,7 @@ from discrete_grpo.recipes.loading import load_policy
 from discrete_grpo.recipes.sample import sample_policy
 from discrete_grpo.rewards.graphs import planar_valid
 from discrete_grpo.runs.console import print_table
-from discrete_grpo.runs.report.charts import Line, line_chart
+from discrete_grpo.runs.report.charts import Line, line_chart, standalone
 from discrete_grpo.training.config import GRPOConfig
 from discrete_grpo.training.trainer import GRPOTrainer
 
@@ -134,7 +134,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
 
 
 def draw(rows: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
-    """Reward curves as SVG files, mean over seeds with their standard deviation as a band: a picture a kernel."""
+    """Reward curves as SVG files, mean over seeds with their standard deviation as a band: one picture per kernel."""
     written = []
     for kernel in dict.fromkeys(r["kernel"] for r in rows):
         of_kernel = [r for r in rows if r["kernel"] == kernel]
@@ -144,7 +144,7 @@ def draw(rows: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
             lines, ident=name, title=f"Reward under kernel {kernel}", x_label="update", y_label="reward", y_range=(0.0, 1.0)
         )
         path = folder / f"{name}.svg"
-        path.write_text(chart + "\n", encoding="utf-8")
+        path.write_text(standalone(chart) + "\n", encoding="utf-8")
         written.append(path)
     return written
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, SpinnerColumn, Task, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 __all__ = ["Progress", "print_notes", "print_table", "printable", "progress"]
@@ -80,18 +80,23 @@ def print_table(title: str, rows: Mapping[str, Mapping[str, float | str | None]]
         out.print(printable(title), markup=False, highlight=False, soft_wrap=True)
         return
     names = list(dict.fromkeys(name for row in rows.values() for name in row))
-    if len(rows) <= 3 and sum(3 + max(len(name), 6) for name in names) > 100:
+    if len(rows) <= 3 and _row_width(rows, names) > (min(100, out.width) if out.is_terminal else 100):
         rows = {name: {label: row.get(name) for label, row in rows.items()} for name in names}
         names = list(next(iter(rows.values())))
     table = Table(title=_safe(title), title_justify="left", header_style="bold")
-    table.add_column("", no_wrap=True)
+    table.add_column("", overflow="fold")
     for name in names:
-        table.add_column(_safe(name), justify="right", no_wrap=True)
+        longest = max(len(printable(_show(row.get(name)))) for row in rows.values())
+        table.add_column(_safe(name), justify="right", no_wrap=True, min_width=min(longest, 12))
     for label, row in rows.items():
         table.add_row(_safe(label), *[_safe(_show(row.get(name))) for name in names])
     if not out.is_terminal:  # a log file has no width, so no column is cut
         table.width = out.measure(table, options=out.options.update(width=100_000)).maximum
     out.print(table, crop=out.is_terminal)
+
+
+def _row_width(rows: Mapping[str, Mapping[str, float | str | None]], names: Iterable[str]) -> int:
+    return 4 + max(map(len, rows)) + sum(3 + max(len(name), 6) for name in names)
 
 
 def print_notes(notes: Iterable[str], *, console: Console | None = None) -> None:
@@ -137,10 +142,10 @@ def _bar(console: Console) -> RichProgress:
     return RichProgress(
         SpinnerColumn(),
         TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=28),
-        MofNCompleteColumn(),
-        _RateColumn(),
-        TimeRemainingColumn(),
+        BarColumn(bar_width=max(4, min(28, console.width - 80))),
+        MofNCompleteColumn(table_column=Column(no_wrap=True, min_width=11)),
+        _RateColumn(table_column=Column(no_wrap=True, min_width=6)),
+        TimeRemainingColumn(table_column=Column(no_wrap=True, min_width=7)),
         TextColumn("{task.fields[note]}", markup=False, style="dim"),
         console=console,
     )

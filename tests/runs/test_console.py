@@ -75,6 +75,23 @@ def test_few_rows_of_many_numbers_are_printed_as_columns() -> None:
     assert ["metric_7", "7", "7"] in lines
 
 
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_no_number_is_cut_on_a_terminal(width: int) -> None:
+    names = [*["reward", "valid", "unique", "novel", "internal_diversity"], "reward_of_a_part_with_a_very_long_name_" + 60 * "x"]
+    rows = {stage: {name: 0.1234 + k for k, name in enumerate(names)} for stage in ("before", "after")}
+    out = io.StringIO()
+    print_table("t", rows, console=Console(file=out, force_terminal=True, width=width))
+    assert all(out.getvalue().count(f"{k}.12") + out.getvalue().count(f"{k}.123") >= 2 for k in range(len(names)))
+    assert "…" not in out.getvalue()
+
+
+def test_a_narrow_terminal_shows_how_far_a_loop_is() -> None:
+    out = io.StringIO()
+    with progress("oracle", 10_000, console=Console(file=out, force_terminal=True, width=80)) as bar:
+        bar.reach(4120, update="412/1000", reward=0.5, valid=0.987, kl=0.00123, calls=123456)
+    assert "4120/10000" in out.getvalue()
+
+
 def test_a_table_without_rows_is_its_title() -> None:
     out = io.StringIO()
     print_table("runs/[a]: the best of 20 calls", {}, console=Console(file=out, width=30))

@@ -8,7 +8,7 @@ import xml.etree.ElementTree as ET
 import numpy as np
 import pytest
 
-from discrete_grpo.runs.report.charts import Line, Values, histogram, line_chart, nice_ticks
+from discrete_grpo.runs.report.charts import Line, Values, histogram, line_chart, nice_ticks, standalone
 from discrete_grpo.runs.report.molecules import render_smiles
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -39,6 +39,54 @@ def test_curve_is_drawn_to_scale() -> None:
     assert np.allclose(back, [(1, 0), (2, 10), (4, 5)], atol=0.05)
     assert root.attrib["role"] == "img"
     assert root.find(f"{SVG}title").text == "a < b"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("count", [1, 5, 12, 40])
+def test_many_curves_make_a_taller_chart_and_leave_the_plot_its_height(count: int) -> None:
+    root = chart(*(Line(f"reward of the long named part number {k}", [1, 2], [0.0, k + 1.0]) for k in range(count)))
+    *_, bottom, top = (float(v) for v in root.attrib["data-domain"].split())
+    assert bottom - top >= 140
+    assert float(root.attrib["viewBox"].split()[3]) == bottom + 42
+    labels = [t for t in root.iter(f"{SVG}text") if (t.text or "").startswith("reward of")]
+    assert len(labels) == (count if count > 1 else 0)
+    assert all(float(t.attrib["y"]) < top for t in labels)
+
+
+def test_curves_differ_in_colour_or_dashes() -> None:
+    root = chart(*(Line(f"{k}", [1, 2], [0.0, k + 1.0]) for k in range(12)))
+    curves = [p for p in root.iter(f"{SVG}path") if p.get("class") == "curve"]
+    assert len({(p.attrib["stroke"], p.get("stroke-dasharray")) for p in curves}) == 12
+    marks = [m.get("stroke-dasharray") for m in root.iter(f"{SVG}line") if m.get("stroke-width") == "3"]
+    assert marks == [p.get("stroke-dasharray") for p in curves if p.get("stroke-dasharray")]
+
+
+@pytest.mark.parametrize(
+    ("low", "high"),
+    [
+        (0, 1.6e-4),
+        (1.3891, 1.3904),
+        (0.99995, 1),
+        (4.3199, 4.3203),
+        (999.6, 1000.4),
+        (8000, 11000),
+        (123474, 123476),
+        (0, 3e-9),
+        (-2e-5, 2e-5),
+    ],
+)
+def test_tick_labels_differ_and_have_one_notation(low: float, high: float) -> None:
+    root = chart(Line("y", [1, 2], [low, high]))
+    labels = [t.text or "" for t in root.iter(f"{SVG}text") if t.get("text-anchor") == "end"]
+    assert len(set(labels)) == len(labels) >= 2
+    assert "-" not in "".join(labels)
+    assert len({re.sub(r"[−\d.]*", "", text.partition("e")[0]) + text.partition("e")[2] for text in labels if text != "0"}) == 1
+
+
+def test_a_chart_of_its_own_has_a_ground_and_a_font() -> None:
+    text = standalone(line_chart([Line("y", [1, 2], [0.0, 1.0])], ident="i", title="t", x_label="x", y_label="y"))
+    shapes = list(ET.fromstring(text))
+    assert shapes[2].attrib == {"width": "100%", "height": "100%", "fill": "#ffffff"}  # before everything that is drawn
+    assert "inherit" not in text
 
 
 @pytest.mark.parametrize(

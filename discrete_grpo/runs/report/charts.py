@@ -13,12 +13,16 @@ from html import escape
 
 import numpy as np
 
-__all__ = ["MOST_POINTS", "Line", "Values", "format_tick", "histogram", "line_chart", "nice_ticks"]
+from discrete_grpo.runs.report.formatting import shortened
+
+__all__ = ["MOST_POINTS", "Line", "Values", "histogram", "line_chart", "nice_ticks", "standalone"]
 
 _WIDTH, _HEIGHT = 420, 250
 _RIGHT, _BOTTOM = 14, 42
 _INK, _MUTED, _GRID = "var(--ink, #1d2433)", "var(--muted, #667085)", "var(--grid, #e4e7ec)"
 _COLOURS = ("#2563eb", "#d9580d", "#0d9468", "#a23bb5", "#b07d00", "#0b8fac", "#d6336c", "#6b7280")
+_DASHES = ("", "7 5", "0.1 5", "9 5 0.1 5")  # every three curves, so that no two are told apart by a pair of hues alone
+_MOST_NAME = 58  # letters that the width has room for
 MOST_POINTS = 400
 """Number of points per drawn curve, more than the page can resolve."""
 
@@ -83,20 +87,20 @@ def nice_ticks(low: float, high: float, count: int = 5, *, whole: bool = False) 
 
 
 def format_tick(value: float, step: float) -> str:
-    """A tick's label: as many decimals as ``step`` needs, powers of ten for the very small, k and M for the large.
+    """A tick's label: as many decimals as ``step`` needs, k and M for large steps, and one power of ten for all of a small axis.
 
     >>> format_tick(0.25, 0.25), format_tick(20000.0, 5000.0), format_tick(2e-6, 1e-6), format_tick(300.0, 50.0)
-    ('0.25', '20k', '2e-6', '300')
+    ('0.25', '20k', '2e−6', '300')
     """
     if value == 0:
         return "0"
-    for size, letter in ((1e6, "M"), (1e3, "k")):
-        if abs(value) >= 10 * size or (abs(value) >= size and step >= 10 * size):
-            return f"{value / size:.6g}{letter}"
-    if step < 1e-3:
-        return f"{value:.3g}".replace("e-0", "e-")
-    decimals = next(d for d in range(6) if abs(step * 10**d - round(step * 10**d)) < 1e-6)
-    return f"{value:.{decimals}f}".replace("-", "−")
+    size, letter = next((one for one in ((1e6, "M"), (1e3, "k")) if step >= one[0]), (1.0, ""))
+    value, step = value / size, step / size
+    if step < 1e-4 and abs(value) < 1000 * step:  # all ticks of an axis with one exponent
+        power = math.floor(math.log10(step))
+        return f"{value / 10.0**power:.4g}e{power}".replace("-", "−")
+    decimals = next((d for d in range(12) if abs(step * 10**d - round(step * 10**d)) < 1e-6), 12)
+    return f"{value:.{decimals}f}{letter}".replace("-", "−")
 
 
 def line_chart(
@@ -118,17 +122,17 @@ def line_chart(
         y_label: with unit.
         y_range: shown at least; the data's own range by default.
     """
-    legend = [line.name for line in lines] if len(lines) > 1 or lines[0].spread is not None else []
+    legend = [shortened(line.name, _MOST_NAME) for line in lines] if len(lines) > 1 or lines[0].spread is not None else []
     y_low, y_high = _span([v for line in lines for v in _extremes(line)], y_range)
     xs = [x for line in lines for x in line.x]
     x_low, x_high = (min(xs), max(xs)) if max(xs) > min(xs) else (xs[0] - 0.5, xs[0] + 0.5)
     left, top = _left(y_low, y_high), _top(legend)
-    x, y = _Axis(x_low, x_high, left, _WIDTH - _RIGHT), _Axis(y_low, y_high, _HEIGHT - _BOTTOM, top)
+    x, y = _Axis(x_low, x_high, left, _WIDTH - _RIGHT), _Axis(y_low, y_high, _bottom(top), top)
     parts = [_band(line, x, y, k) for k, line in enumerate(lines)] + [_curve(line, x, y, k) for k, line in enumerate(lines)]
     domain = " ".join(f"{v:.7g}" for v in (x.low, x.high, y.low, y.high, x.start, x.end, y.start, y.end))
     rule = _rule(0, 0, y.start, y.end, _MUTED, ' class="rule" stroke-dasharray="3 3" visibility="hidden"')
-    body = _frame(x, y, x_label, y_label, whole=True) + _legend(legend) + "".join(parts) + rule
-    return _svg(ident, title, _summary(lines), body, f' data-domain="{domain}" data-x="{escape(x_label)}"')
+    body = _frame(x, y, x_label, y_label, whole=True) + _legend(legend, dashed=True) + "".join(parts) + rule
+    return _svg(ident, title, _summary(lines), body, y.start + _BOTTOM, f' data-domain="{domain}" data-x="{escape(x_label)}"')
 
 
 def histogram(data: Sequence[Values], *, ident: str, title: str, x_label: str, most_bins: int = 32) -> str:
@@ -146,7 +150,7 @@ def histogram(data: Sequence[Values], *, ident: str, title: str, x_label: str, m
     legend = [f"{d.name} (mean {_short(float(np.mean(d.values)))})" for d in data]
     y_high = 1.08 * 100 * max(float(s.max()) for s in shares)
     left, top = _left(0.0, y_high), _top(legend)
-    x, y = _Axis(float(edges[0]), float(edges[-1]), left, _WIDTH - _RIGHT), _Axis(0.0, y_high, _HEIGHT - _BOTTOM, top)
+    x, y = _Axis(float(edges[0]), float(edges[-1]), left, _WIDTH - _RIGHT), _Axis(0.0, y_high, _bottom(top), top)
     bars = "".join(_steps(edges, share * 100, x, y, k) for k, share in enumerate(shares))
     means = "".join(
         _rule(x(m), x(m), y.start, y.end, _colour(k), ' stroke-width="1.3" stroke-dasharray="4 3"')
@@ -155,13 +159,19 @@ def histogram(data: Sequence[Values], *, ident: str, title: str, x_label: str, m
     summary = "; ".join(f"{name}, {len(d.values)} samples" for name, d in zip(legend, data, strict=True))
     whole = float(edges[0] * 2).is_integer() and bool(np.all(np.diff(edges) == 1))
     body = _frame(x, y, x_label, "share of samples (%)", whole=whole) + _legend(legend) + bars + means
-    return _svg(ident, title, summary, body, "")
+    return _svg(ident, title, summary, body, y.start + _BOTTOM, "")
 
 
-def _svg(ident: str, title: str, description: str, body: str, extra: str) -> str:
+def standalone(svg: str) -> str:
+    """A chart as the content of a file of its own: on white, whatever is around it, and in a font without serifs."""
+    start, text, rest = svg.partition("</desc>")
+    return f'{start}{text}<rect width="100%" height="100%" fill="#ffffff"/>{rest}'.replace('"inherit"', '"sans-serif"', 1)
+
+
+def _svg(ident: str, title: str, description: str, body: str, height: float, extra: str) -> str:
     name = escape(ident)
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" id="{name}" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" id="{name}" viewBox="0 0 {_WIDTH} {height:g}" role="img" '
         f'aria-labelledby="{name}-title {name}-text" font-family="inherit" font-size="12"{extra}>'
         f'<title id="{name}-title">{escape(title)}</title><desc id="{name}-text">{escape(description)}</desc>{body}</svg>'
     )
@@ -200,8 +210,8 @@ def _frame(x: _Axis, y: _Axis, x_label: str, y_label: str, *, whole: bool) -> st
         parts.append(_rule(place, place, y.start, y.start + 4, _MUTED))
         parts.append(_text(place, y.start + 17, format_tick(tick, step), "middle"))
     parts.append(_rule(x.start, x.end, y.start, y.start, _MUTED))
-    parts.append(_text((x.start + x.end) / 2, y.start + 35, x_label, "middle"))
-    parts.append(_text(2, 12, y_label))
+    parts.append(_text((x.start + x.end) / 2, y.start + 35, shortened(x_label, _MOST_NAME), "middle"))
+    parts.append(_text(2, 12, shortened(y_label, _MOST_NAME)))
     return "".join(parts)
 
 
@@ -222,11 +232,26 @@ def _top(names: Sequence[str]) -> float:
     return places[-1][1] + 16 if places else 30
 
 
-def _legend(names: Sequence[str]) -> str:
-    return "".join(
-        f'<rect x="{x}" y="{y - 8}" width="14" height="8" rx="2" fill="{_colour(k)}"/>' + _text(x + 20, y, name, colour=_INK)
-        for k, (name, (x, y)) in enumerate(zip(names, _places(names), strict=True))
-    )
+def _legend(names: Sequence[str], *, dashed: bool = False) -> str:
+    parts = []
+    for k, (name, (x, y)) in enumerate(zip(names, _places(names), strict=True)):
+        if dashed and _dash(k):
+            parts.append(_rule(x + 1, x + 15, y - 4, y - 4, _colour(k), f' stroke-width="3"{_dash(k)}'))
+        else:
+            parts.append(f'<rect x="{x}" y="{y - 8}" width="14" height="8" rx="2" fill="{_colour(k)}"/>')
+        parts.append(_text(x + 20, y, name, colour=_INK))
+    return "".join(parts)
+
+
+def _dash(k: int) -> str:
+    """Attributes of the dashes of curve ``k``; empty for a solid one."""
+    dashes = _DASHES[k // 3 % len(_DASHES)]
+    return f' stroke-dasharray="{dashes}" stroke-linecap="round"' if dashes else ""
+
+
+def _bottom(top: float) -> float:
+    """Lower end of the y axis: more rows of a legend make the chart taller, not the plot smaller."""
+    return _HEIGHT - _BOTTOM + max(0.0, top - 65.0)
 
 
 def _left(low: float, high: float) -> float:
@@ -295,10 +320,12 @@ def _curve(line: Line, x: _Axis, y: _Axis, k: int) -> str:
     runs = _runs([(line.x[i], line.y[i]) for i in kept])
     average = _moving_average(line.y) if len(line.x) >= 40 else []
     smooth = _runs([(line.x[i], average[i]) for i in kept]) if average else []
-    faint = 'stroke-width="1" stroke-opacity="0.4"' if smooth else 'stroke-width="2"'
-    style = f'fill="none" stroke="{_colour(k)}" stroke-linejoin="round" stroke-linecap="round"'
-    parts = [f'<path class="curve" data-name="{escape(line.name)}" d="{"".join(_path(r, x, y) for r in runs)}" {style} {faint}/>']
-    parts += [f'<path class="smooth" d="{_path(r, x, y)}" {style} stroke-width="2.2"/>' for r in smooth if len(r) > 1]
+    solid = ' stroke-linecap="round"'
+    faint = f'{solid} stroke-width="1" stroke-opacity="0.4"' if smooth else f'{_dash(k) or solid} stroke-width="2"'
+    style = f'fill="none" stroke="{_colour(k)}" stroke-linejoin="round"'
+    parts = [f'<path class="curve" data-name="{escape(line.name)}" d="{"".join(_path(r, x, y) for r in runs)}" {style}{faint}/>']
+    bold = f'{_dash(k) or solid} stroke-width="2.2"'
+    parts += [f'<path class="smooth" d="{_path(r, x, y)}" {style}{bold}/>' for r in smooth if len(r) > 1]
     parts += [f'<circle cx="{x(r[0][0]):.1f}" cy="{y(r[0][1]):.1f}" r="3" fill="{_colour(k)}"/>' for r in runs if len(r) == 1]
     return "".join(parts)
 
