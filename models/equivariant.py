@@ -8,7 +8,7 @@ e_ij and the state y of the graph are invariant: they read positions p_i, whose 
 With LayerNorms modulated by y, which depends on the time, a layer is
 
     e'_ij = e_ij + W g_ij
-    l_ij  = q_i · k_j / sqrt(d) + b · e'_ij,  a_ij = softmax_j l_ij
+    l_ij  = q_i · k_j / sqrt(d / H) + b · e'_ij,  a_ij = softmax_j l_ij, for each of H heads
     x_i  += Σ_j a_ij v_j + Σ_j U e'_ij / sqrt(n - 1);  x_i += MLP(z_i)
     e_ij += MLP(e'_ij, l_ij, l_ji, x°_i ⊙ x°_j),  w_ij another output of the same MLP
     p_i  += (1 + α(z_i)) Σ_j w_ij (p_i - p_j) / (|p_i - p_j| + 1) / sqrt(n - 1) + β(z_i) p_i / (|p_i| + 1)

@@ -199,7 +199,8 @@ def row_weights(
     Args:
         sites: number of sites at each step used [B, S].
         loss_type: one of the types above.
-        max_units: n_max, a constant of the policy: the most units that a trajectory can have among the steps used.
+        max_units: n_max, a constant of policy and settings: the most units that a trajectory can have in all of its steps, times
+            the share of its steps that is used.
         counted: trajectories that take part; the others get weight 0 and are not counted in B or Σ.
         level: decides what a unit is, see :func:`unit_counts`.
 
@@ -320,6 +321,9 @@ def grpo_loss(
         ValueError: if ``beta`` > 0 and there is no KL, if cispo has no ``epsilon_high``, or shapes differ.
     """
     _check_rows(advantage, weight, scores.logp.shape[0])
+    for name, given in (("old_logp", old_logp), ("penalty", penalty)):
+        if given is not None and given.shape != scores.logp.shape:
+            raise ValueError(f"{name}: shape {tuple(given.shape)}, expected that of the scores, {tuple(scores.logp.shape)}")
     old = scores.logp.detach() if old_logp is None else old_logp
     logp = scores.logp if keep is None else torch.where(keep, scores.logp, scores.logp.detach())
     r = torch.exp(log_ratio(logp, old, scores.mask, level))

@@ -47,7 +47,7 @@ def stratified_times(
 ) -> Float[Tensor, " batch"]:
     """Times of ``count`` training graphs in random order: t_i = (i + u) / count with one u uniform in [0, 1), float64 if possible.
 
-    With a ``distortion`` f they are 1 - f(t_i). Source of the stratification: Kingma et al. (2021), arXiv 2107.00630.
+    With a ``distortion`` f they are 1 - f(1 - t_i). Source of the stratification: Kingma et al. (2021), arXiv 2107.00630.
     """
     u = torch.rand((), generator=generator, device=device, dtype=widest(device))
     t = ((torch.arange(count, device=device) + u) / count)[torch.randperm(count, generator=generator, device=device)]

@@ -30,7 +30,7 @@ from discrete_grpo.recipes.reward_workers import in_workers
 from discrete_grpo.recipes.run_length import check_run_length
 from discrete_grpo.rewards.ledger import Ledger, open_ledger, reserved
 from discrete_grpo.runs.checkpoint import CheckpointError, Checkpoints, save, withdraw_export
-from discrete_grpo.runs.console import print_table
+from discrete_grpo.runs.console import print_notes, print_table
 from discrete_grpo.runs.folder import MEMORIES, SAMPLES, check_unused
 from discrete_grpo.runs.serialization import check_savable
 from discrete_grpo.runs.settings import tell_changed_settings, tell_new_folder
@@ -357,6 +357,9 @@ def _scores_given(recipe: TrainRecipe, loaded: LoadedPolicy, resume: bool, resum
 def _offline(recipe: TrainRecipe, policy: Any, scored: ScoredSamples, metadata: Columns, resume: bool) -> OfflineTrainer:
     """The trainer of the off-line updates, which change ``policy`` in place."""
     options: dict[str, Any] = {"elbo_draws": recipe.elbo_draws, "metadata": metadata, "resume": resume}
+    if (loss_type := recipe.grpo.loss_type) in ("cispo", "sapo"):
+        told = "bounds no ratio, so that off-line the log-probs of bad samples can fall without limit"
+        print_notes([f"loss_type: {loss_type} {told}; grpo, dapo and dr_grpo have a bound"])
     return offline_trainer(policy, scored, recipe, recipe.grpo, Path(recipe.output_dir), **options)
 
 

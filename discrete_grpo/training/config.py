@@ -88,7 +88,8 @@ class GRPOConfig:
             or ``k3``. TRL has k3 only.
         kl_direction: ``reverse`` is KL(π_θ ‖ π_ref), ``forward`` is KL(π_ref ‖ π_θ).
         kl_in: Where the KL enters: as a term of the ``loss``, in the ``reward`` (summed over the trajectory and subtracted from
-            the advantage), or ``both``. In the reward, k1 has the gradient of the KL of the trajectory; with both, exact has it.
+            the advantage), or ``both``. With ``baseline`` leave_one_out, k1 in the reward has the gradient of the KL of the
+            trajectory, and so has exact with both.
         use_bias_correction_kl: Multiply estimates in the loss by the ratio, so that their gradient is that of the KL. TRL has
             this option too, off by default.
         sync_ref_model: Move the reference towards the policy every ``ref_model_sync_steps`` updates:

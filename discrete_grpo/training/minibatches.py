@@ -185,7 +185,7 @@ class Counts(NamedTuple):
         counted: False for rows that are left out of the loss.
         needed: False for rows that need no forward pass.
         window: number of the window of each row.
-        max_units: the largest possible number of units at the chosen steps of a trajectory, a constant of policy and settings.
+        max_units: n_max, the largest possible number of units of a trajectory times the chosen share of its steps.
         units: number of units at the chosen steps of each row, see :func:`discrete_grpo.core.loss.unit_counts`.
     """
 

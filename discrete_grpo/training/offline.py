@@ -7,7 +7,7 @@ graph is noised again, a text is tokenized deterministically. The probability wi
     L = -Σ_units w · surrogate(π_θ/π_ref, A) + β Σ_units w · KL(π_θ, π_ref)
 
 The clipped surrogate is constant once a unit of a good sample is 1+ε times as probable as under the reference, or a unit of a bad
-one 1-ε times; without such a bound, the log-prob of bad samples would fall without limit. No reward is called.
+one 1-ε times; without such a bound, as with cispo and sapo, the log-prob of bad samples falls without limit. No reward is called.
 
 Source: the ratio to the policy that the data come from, clipped: Zhuang et al. (2023), BPPO, arXiv 2302.11312.
 """

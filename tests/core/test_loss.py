@@ -333,6 +333,10 @@ def test_wrong_shapes_and_a_missing_reference_are_named() -> None:
         grpo_loss(scores_of(logp, mask), old, advantage[:3], weight)
     with pytest.raises(ValueError, match=r"^advantage, weight: shapes \(4, 1\), \(4,\), expected"):
         grpo_loss(scores_of(logp, mask), old, advantage[:, None], weight)
+    with pytest.raises(ValueError, match=r"^old_logp: shape \(1, 3, 5\), expected that of the scores, \(4, 3, 5\)"):
+        grpo_loss(scores_of(logp, mask), old[:1], advantage, weight)
+    with pytest.raises(ValueError, match=r"^penalty: shape \(4, 3, 1\), expected"):
+        grpo_loss(scores_of(logp, mask), old, advantage, weight, beta=0.1, penalty=old[..., :1])
     with pytest.raises(ValueError, match=r"^beta: more than 0, expected scores with a KL"):
         grpo_loss(scores_of(logp, mask), old, advantage, weight, beta=0.1)
     with pytest.raises(ValueError, match=r"^epsilon_high: None, expected the cap of the ratio"):

@@ -131,6 +131,12 @@ def options(path: Path, **given: Any) -> OfflineOptions:
     return OfflineOptions(data=str(path), score_column="y", **given)
 
 
+@pytest.mark.parametrize("loss_type", ["dapo", "sapo"])
+def test_a_loss_without_a_bound_is_told(tmp_path: Path, table: str, loss_type: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    run(tmp_path / "run", table, reward=[], grpo=replace(GRPO, loss_type=loss_type))
+    assert ("loss_type: sapo bounds no ratio" in capsys.readouterr().err) == (loss_type == "sapo")
+
+
 def test_rows_that_cannot_be_used_are_left_out_and_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "scored.csv"
     path.write_text("text,y,set\nab,1,p\nxyz,2,p\nabc,,p\nc,3,q\nabca,4,p\nb,5,p\n", encoding="utf-8")
