@@ -97,7 +97,7 @@ def _html_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table of safe HTML; the first cell of a row is its heading."""
     top = "".join(f'<th scope="col">{cell}</th>' for cell in head)
     body = "".join(f'<tr><th scope="row">{first}</th>{"".join(f"<td>{cell}</td>" for cell in rest)}</tr>' for first, *rest in rows)
-    return f'<div class="card scroll"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
+    return f'<div class="card scroll" tabindex="0"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def _sentence(text: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from discrete_grpo.benchmarking.suites import DEFAULT_METHODS, JOB_TIMEOUT, SUITES
 from discrete_grpo.cli.changes import may_change
 from discrete_grpo.cli.commands import COMMANDS, UsageError
-from discrete_grpo.cli.help import Option, options_of
+from discrete_grpo.cli.help import Option, help_width, options_of
 from discrete_grpo.cli.numbers import written_out
 from discrete_grpo.cli.signatures import find
 from discrete_grpo.core.option_names import right_field
@@ -27,7 +27,7 @@ class _Parser(argparse.ArgumentParser):
             usage=f"discrete-grpo {command} {arguments}".rstrip(),
             description=about,
             epilog=f"example:\n  discrete-grpo {command} {example}".rstrip(),
-            formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=36, width=112),
+            formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=36, width=help_width()),
             allow_abbrev=False,
             exit_on_error=False,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import shutil
 import textwrap
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -12,9 +13,9 @@ from discrete_grpo.cli.commands import COMMANDS, RUNS, presets
 from discrete_grpo.cli.signatures import Definition, Field, choices, constant, dataclass_fields, field_docs, find, first_line
 from discrete_grpo.core.checks import check_range
 
-__all__ = ["MOST_USED", "TOPICS", "Option", "options", "options_of", "overview", "run_help", "topics"]
+__all__ = ["MOST_USED", "TOPICS", "Option", "help_width", "options", "options_of", "overview", "run_help", "topics"]
 
-_WIDTH, _INDENT = 112, 36
+_INDENT = 36
 _LIGHT = "discrete_grpo.training.config"
 """A module of settings that does not import torch, so that its classes can be constructed to find their ranges."""
 
@@ -255,13 +256,18 @@ def topics(command: str) -> dict[str, list[Option]]:
     return found
 
 
+def help_width() -> int:
+    """Characters of a line of help: those of the terminal, from 70 to 112."""
+    return min(112, max(70, shutil.get_terminal_size((112, 24)).columns))
+
+
 def _shown(option: Option) -> str:
     said = any(words in option.about for words in ("at least", "at most", "more than", "less than"))
     notes = [option.default and f"default {option.default}", "" if said else option.range]
     note = "; ".join(note for note in notes if note)
     about = f"{option.about} ({note})" if note else option.about
     head = f"  --{option.name} {option.value}"
-    body = textwrap.fill(about, _WIDTH, initial_indent=" " * _INDENT, subsequent_indent=" " * _INDENT, break_on_hyphens=False)
+    body = textwrap.fill(about, help_width(), initial_indent=" " * _INDENT, subsequent_indent=" " * _INDENT, break_on_hyphens=False)
     return f"{head}\n{body}" if len(head) > _INDENT - 2 else head.ljust(_INDENT) + body[_INDENT:]
 
 
@@ -272,7 +278,7 @@ def run_help(command: str) -> str:
     lines = [
         f"usage: discrete-grpo {command} [PRESET | FILE.yaml] [--name=value ...]",
         "",
-        textwrap.fill(about, _WIDTH, break_on_hyphens=False),
+        textwrap.fill(about, help_width(), break_on_hyphens=False),
     ]
     for topic, found in topics(command).items():
         lines += ["", f"{topic}:", *map(_shown, found)]

@@ -161,11 +161,12 @@ def _write(folder: Path, family: Family, policy: str, found: SearchResult, calls
 
 
 def _finish(folder: Path, family: Family, found: SearchResult, calls: int, budget: int | None) -> None:
-    """Write the report and print the rounds; ``budget`` is None unless it is used up."""
+    """Write the report and print the first draw and the last round; ``budget`` is None unless it is used up."""
     from discrete_grpo.runs.report.report import write_report
 
     write_report(folder, render=family.draw)
-    rounds = {f"round {line['round']}": dict(line) for line in found.history}
+    ends = found.history[:1] + found.history[-1:]
+    rounds = {f"round {line['round']}": {name: value for name, value in line.items() if name != "round"} for line in ends}
     print_table(f"{folder}: {found.drawn} samples drawn, {calls} calls", rounds)
     if budget is not None:
         print_notes([f"stopped: the budget of {budget} calls is used up"])

@@ -50,6 +50,28 @@ def test_report_holds_every_part(tmp_path: Path) -> None:
     assert again.read_text("utf-8") == text
 
 
+def test_a_change_of_rounding_alone_is_none_and_rewards_keep_their_names(tmp_path: Path) -> None:
+    Recorder(tmp_path).record(1, {"reward": 0.4, "reward_std": 0.1, "rewards/a_b/c/mean": 0.1, "rewards/x/mean": 0.2})
+    before = {"reward_a_b/c": 0.1 + 0.2, "qed": 0.5, "reward_\u202eo": 1.0}
+    write_json(tmp_path / "evaluation.json", {"before": before, "after": {"reward_a_b/c": 0.3, "qed": 0.501}})
+    text = write_report(tmp_path).read_text("utf-8")
+    assert '<th scope="row">reward a_b/c</th><td>0.300</td><td>0.300</td><td>0</td>' in text
+    assert '<th scope="row">QED</th><td>0.500</td><td>0.501</td><td>+0.001</td>' in text
+    assert "\u202e" not in text
+    assert 'data-name="a_b/c"' in text
+    assert "The only update." in text
+    assert 'stroke-opacity="0.25"' in text  # the band of a single point
+
+
+def test_rounds_of_an_optimisation_show_the_best_so_far(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path)
+    for step, best in ((1, 0.9), (2, 1.0)):
+        recorder.record(step, {"reward": 0.5, "restarts": 0, "memory": 9, "best/top1": best, "best/top10": 0.7})
+    text = write_report(tmp_path).read_text("utf-8")
+    assert "<dt>best reward</dt><dd>1.000<small>from 0.900" in text
+    assert "<dt>mean of the ten best</dt>" in text
+
+
 def test_sizes_of_samples_are_one_chart_of_three_curves(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path)
     for step in range(1, 4):
@@ -202,7 +224,7 @@ def test_a_search_shows_its_rounds(tmp_path: Path) -> None:
     write_json(tmp_path / "search.json", {"drawn": 18, "oracle_calls": 9, "history": rounds})
     write_table(tmp_path / "best.csv.gz", {"smiles": ["CCO"], "reward": [0.7]})
     text = write_report(tmp_path, render=render_smiles).read_text("utf-8")
-    assert "<dt>rounds</dt><dd>3<small>" in text
+    assert "<dt>rounds</dt><dd>2<small>" in text  # after the first draw
     assert "<dt>samples drawn</dt><dd>18<small>from 6<" in text
     assert 'data-domain="0 2 ' in text  # the first draw is round 0
     assert "<dt>best reward</dt><dd>0.700<small>from 0.500" in text

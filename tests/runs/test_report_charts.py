@@ -45,7 +45,7 @@ def test_curve_is_drawn_to_scale() -> None:
 def test_many_curves_make_a_taller_chart_and_leave_the_plot_its_height(count: int) -> None:
     root = chart(*(Line(f"reward of the long named part number {k}", [1, 2], [0.0, k + 1.0]) for k in range(count)))
     *_, bottom, top = (float(v) for v in root.attrib["data-domain"].split())
-    assert bottom - top >= 140
+    assert bottom - top >= 130
     assert float(root.attrib["viewBox"].split()[3]) == bottom + 42
     labels = [t for t in root.iter(f"{SVG}text") if (t.text or "").startswith("reward of")]
     assert len(labels) == (count if count > 1 else 0)

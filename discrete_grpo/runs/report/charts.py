@@ -17,12 +17,12 @@ from discrete_grpo.runs.report.formatting import shortened
 
 __all__ = ["MOST_POINTS", "Line", "Values", "histogram", "line_chart", "nice_ticks", "standalone"]
 
-_WIDTH, _HEIGHT = 420, 250
+_WIDTH, _HEIGHT = 360, 240
 _RIGHT, _BOTTOM = 14, 42
 _INK, _MUTED, _GRID = "var(--ink, #1d2433)", "var(--muted, #667085)", "var(--grid, #e4e7ec)"
 _COLOURS = ("#2563eb", "#d9580d", "#0d9468", "#a23bb5", "#b07d00", "#0b8fac", "#d6336c", "#6b7280")
 _DASHES = ("", "7 5", "0.1 5", "9 5 0.1 5")  # every three curves, so that no two are told apart by a pair of hues alone
-_MOST_NAME = 58  # letters that the width has room for
+_MOST_NAME = 48  # letters that the width has room for
 MOST_POINTS = 400
 """Number of points per drawn curve, more than the page can resolve."""
 
@@ -35,13 +35,15 @@ class Line:
         name: for the legend.
         x: positions, increasing.
         y: values; None leaves a gap.
-        spread: half the height of a band about the curve at each position, or None for no band.
+        spread: the standard deviation at each position, drawn as a band about the curve; None for no band.
+        noisy: whether a long curve is drawn faint, with its moving average over it.
     """
 
     name: str
     x: Sequence[float]
     y: Sequence[float | None]
     spread: Sequence[float | None] | None = None
+    noisy: bool = True
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,8 @@ def line_chart(
         y_label: with unit.
         y_range: shown at least; the data's own range by default.
     """
-    legend = [shortened(line.name, _MOST_NAME) for line in lines] if len(lines) > 1 or lines[0].spread is not None else []
+    named = len(lines) > 1 or lines[0].spread is not None
+    legend = [shortened(line.name, _MOST_NAME - len(of := _of(line))) + of for line in lines] if named else []
     y_low, y_high = _span([v for line in lines for v in _extremes(line)], y_range)
     xs = [x for line in lines for x in line.x]
     x_low, x_high = (min(xs), max(xs)) if max(xs) > min(xs) else (xs[0] - 0.5, xs[0] + 0.5)
@@ -261,6 +264,10 @@ def _left(low: float, high: float) -> float:
     return 14 + 7 * max(len(format_tick(tick, step)) for tick in ticks)
 
 
+def _of(line: Line) -> str:
+    return "" if line.spread is None else " ± standard deviation"
+
+
 def _extremes(line: Line) -> list[float]:
     spread = line.spread or [None] * len(line.y)
     return [end for v, s in zip(line.y, spread, strict=True) if v is not None for end in (v - (s or 0.0), v + (s or 0.0))]
@@ -312,13 +319,15 @@ def _band(line: Line, x: _Axis, y: _Axis, k: int) -> str:
     tops = _runs([(a, None if v is None or s is None else v + s) for a, v, s in points])
     lows = _runs([(a, None if v is None or s is None else v - s) for a, v, s in points])
     outline = "".join(_path(t, x, y) + _path(low[::-1], x, y, "L") + "Z" for t, low in zip(tops, lows, strict=True))
-    return f'<path class="band" d="{outline}" fill="{_colour(k)}" fill-opacity="0.14"/>'
+    lone = [(x(t[0][0]), y(low[0][1]), y(t[0][1])) for t, low in zip(tops, lows, strict=True) if len(t) == 1]
+    bars = "".join(_rule(at, at, low, top, _colour(k), ' stroke-width="6" stroke-opacity="0.25"') for at, low, top in lone)
+    return f'<path class="band" d="{outline}" fill="{_colour(k)}" fill-opacity="0.14"/>{bars}'
 
 
 def _curve(line: Line, x: _Axis, y: _Axis, k: int) -> str:
     kept = _thin(line)
     runs = _runs([(line.x[i], line.y[i]) for i in kept])
-    average = _moving_average(line.y) if len(line.x) >= 40 else []
+    average = _moving_average(line.y) if line.noisy and len(line.x) >= 40 else []
     smooth = _runs([(line.x[i], average[i]) for i in kept]) if average else []
     solid = ' stroke-linecap="round"'
     faint = f'{solid} stroke-width="1" stroke-opacity="0.4"' if smooth else f'{_dash(k) or solid} stroke-width="2"'

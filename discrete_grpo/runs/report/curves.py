@@ -27,19 +27,36 @@ class _Chart:
     y_range: tuple[float, float] | None = None
     spread: str | None = None  # the metric that gives the band of the first curve
     least: int = 1  # curves, or there is no chart
+    raw: bool = False  # the pattern's group is a name of the user's, shown as it is
+    lone: bool = False  # a single curve is named before the y label
+    noisy: bool = True  # long curves get a moving average
 
 
 _GRADIENT = _Chart("chart-grad", "Gradient norm", "gradient norm before clipping", "(grad_norm)")
 _TRAINING = (
     _Chart("chart-reward", "Reward", "reward, mean of the samples of each {unit}", "(reward)", spread="reward_std"),
-    _Chart("chart-best", "Best so far", "reward of the best samples of the run", r"best/(.+)"),
-    _Chart("chart-rewards", "Reward by component", "reward, mean of the samples of each {unit}", r"rewards/(.+)/mean", least=2),
+    _Chart("chart-best", "Best so far", "reward of the best samples of the run", r"best/(.+)", noisy=False),
+    _Chart(
+        "chart-rewards",
+        "Reward by component",
+        "reward, mean of the samples of each {unit}",
+        r"rewards/(.+)/mean",
+        least=2,
+        raw=True,
+    ),
     _Chart("chart-valid", "Validity", "valid samples (fraction)", "(valid)", (0.0, 1.0)),
     _Chart("chart-unique", "Uniqueness", "unique samples (fraction)", "(unique)", (0.0, 1.0)),
     _Chart("chart-novel", "Novelty", "novel samples (fraction)", "(novel)", (0.0, 1.0)),
-    _Chart("chart-diversity", "Diversity", "of valid samples (fraction)", "(unique_scaffolds|internal_diversity)", (0.0, 1.0)),
+    _Chart(
+        "chart-diversity",
+        "Diversity",
+        "of valid samples (fraction)",
+        "(unique_scaffolds|internal_diversity)",
+        (0.0, 1.0),
+        lone=True,
+    ),
     _Chart("chart-size", "Size of the samples", "nodes or tokens", "(size/mean|size/min|size/max)"),
-    _Chart("chart-oracle", "Oracle calls", "different samples scored", "(oracle/calls)"),
+    _Chart("chart-oracle", "Oracle calls", "different samples scored", "(oracle/calls)", noisy=False),
     _Chart("chart-kl", "KL divergence from the reference", "KL (nats)", "(kl|kl_.+|kl/.+)"),
     _Chart("chart-entropy", "Entropy of the policy", "entropy (nats)", "(entropy)"),
     _Chart("chart-clip", "Clipped ratios", "clipped terms (fraction)", r"clip_ratio/(.+)"),
@@ -48,15 +65,15 @@ _TRAINING = (
 )
 _PRETRAINING = (
     _Chart("chart-loss", "Loss", "loss, mean since the record before", "(loss|eval/test_loss)"),
-    _Chart("chart-valid", "Validity", "valid samples (fraction)", "eval/(valid|connected|undecided)", (0.0, 1.0)),
-    _Chart("chart-unique", "Uniqueness and novelty", "samples (fraction)", "eval/(unique|novel|vun)", (0.0, 1.0)),
+    _Chart("chart-valid", "Validity", "valid samples (fraction)", "eval/(valid|connected|undecided)", (0.0, 1.0), lone=True),
+    _Chart("chart-unique", "Uniqueness and novelty", "samples (fraction)", "eval/(unique|novel|vun)", (0.0, 1.0), lone=True),
     _Chart("chart-mmd", "Distance to the reference", "MMD", "eval/mmd_(.+)"),
     _Chart("chart-ratio", "MMD ratio", "of the distance of training graphs", "eval/(ratio)"),
-    _Chart("chart-test", "Held-out data", "fraction", "eval/(test_accuracy|recovered|ranking_quality)", (0.0, 1.0)),
+    _Chart("chart-test", "Held-out data", "fraction", "eval/(test_accuracy|recovered|ranking_quality)", (0.0, 1.0), lone=True),
     _GRADIENT,
 )
 _SEARCH = (
-    _Chart("chart-search", "Best samples", "reward", "(best|mean)"),
+    _Chart("chart-search", "Best samples", "reward", "(best|mean)", noisy=False),
     _Chart("chart-reward", "Reward", "reward, mean of the samples of each {unit}", "(reward)"),
     _Chart("chart-entered", "New among the best", "samples", "(entered)"),
 )
@@ -140,7 +157,7 @@ def _names(metrics: Metrics) -> list[str]:
     return list(dict.fromkeys(name for record in metrics for name in record))
 
 
-def _line(name: str, label: str, metrics: Metrics, spread: str | None, joined: bool) -> Line | None:
+def _line(name: str, label: str, metrics: Metrics, spread: str | None, joined: bool, noisy: bool) -> Line | None:
     """The curve of a metric, ``joined`` across records without it or not; None if it has no value."""
     points = [
         (float(k if (step := record.get("step")) is None else step), record)
@@ -152,14 +169,14 @@ def _line(name: str, label: str, metrics: Metrics, spread: str | None, joined: b
         return None
     found = [record.get(spread) for _, record in points] if spread else []
     band = found if any(s is not None for s in found) else None
-    return Line(f"{label} ± standard deviation" if band else label, [step for step, _ in points], values, band)
+    return Line(label, [step for step, _ in points], values, band, noisy)
 
 
 def _lines(chart: _Chart, metrics: Metrics, names: Sequence[str], joined: bool) -> list[Line]:
     lines: list[Line] = []
     for name, found in ((name, found) for name in names if (found := re.fullmatch(chart.pattern, name)) is not None):
-        label = _CURVE_NAMES.get(found.group(1), label_of(found.group(1)))
-        line = _line(name, label, metrics, None if lines else chart.spread, joined)
+        label = found.group(1) if chart.raw else _CURVE_NAMES.get(found.group(1), label_of(found.group(1)))
+        line = _line(name, label, metrics, None if lines else chart.spread, joined, chart.noisy)
         lines += [] if line is None else [line]
     return lines
 
@@ -170,12 +187,13 @@ def _charts(charts: Iterable[_Chart], metrics: Metrics) -> str:
     for chart in charts:
         lines = _lines(chart, metrics, names, joined)
         if len(lines) >= chart.least:
+            y_label = chart.y_label.replace("{unit}", unit)
             svg = line_chart(
                 lines,
                 ident=chart.ident,
                 title=chart.title,
                 x_label=unit,
-                y_label=chart.y_label.replace("{unit}", unit),
+                y_label=f"{lines[0].name}: {y_label}" if chart.lone and len(lines) == 1 else y_label,
                 y_range=chart.y_range,
             )
             cards.append(chart_card(chart.title, svg))

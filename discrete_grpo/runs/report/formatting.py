@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
+import re
 from html import escape
 from typing import Any
 
+from discrete_grpo.runs.console import printable
+
 __all__ = ["chart_card", "format_value", "label_of", "left_out", "shortened"]
+
+
+_LABELS = {
+    "qed": "QED",
+    "logp": "logP",
+    "sa": "SA score",
+    "vun": "V.U.N.",
+    "ratio": "MMD ratio",
+    "strain": "strain, median (kcal/mol)",
+    "strain_per_atom": "strain per atom, median (kcal/mol)",
+    "mean_strain": "strain, mean (kcal/mol)",
+    "rmsd": "RMSD to relaxed positions (Å)",
+    "atom_stable": "stable atoms, of all (MiDi)",
+}
 
 
 def format_value(value: Any) -> str:
     """Format a number with about three digits; a dash for None.
 
-    >>> format_value(0.12345), format_value(-1200.0), format_value(None)
-    ('0.123', '−1200', '–')
+    >>> format_value(0.12345), format_value(-1200.0), format_value(4.36e-9), format_value(None)
+    ('0.123', '−1200', '4.36e−9', '–')
     """
     if value is None:
         return "–"
@@ -22,19 +39,21 @@ def format_value(value: Any) -> str:
     if value == 0 or count or abs(value) >= 1000:
         text = f"{value:.0f}"
     elif abs(value) < 1e-3:
-        text = f"{value:.2e}"
+        text = re.sub("e-0*", "e-", f"{value:.2e}")
     else:
         text = f"{value:.{3 if abs(value) < 10 else 2 if abs(value) < 100 else 1}f}"
     return text.replace("-", "−")
 
 
 def label_of(name: str) -> str:
-    """Format the name of a metric or column for readers.
+    """Format the name of a metric or column for readers; a reward keeps its own name.
 
-    >>> label_of("clip_ratio/low_mean")
-    'clip ratio / low mean'
+    >>> label_of("clip_ratio/low_mean"), label_of("qed"), label_of("reward_keeps_scaffold")
+    ('clip ratio / low mean', 'QED', 'reward keeps_scaffold')
     """
-    return name.replace("_", " ").replace("/", " / ")
+    if name.startswith("reward_"):
+        return f"reward {printable(name.removeprefix('reward_'))}"
+    return _LABELS.get(name, printable(name.replace("_", " ").replace("/", " / ")))
 
 
 def shortened(text: str, most: int) -> str:

@@ -22,12 +22,13 @@ body { margin: 0; background: var(--paper); color: var(--ink); line-height: 1.5;
   font-family: system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", "Liberation Sans", Arial, sans-serif; }
 main { max-width: 1200px; margin: 0 auto; padding: 32px 20px 48px; }
 h1 { font-size: 1.75rem; line-height: 1.2; margin: 0 0 4px; letter-spacing: -0.01em; overflow-wrap: anywhere; }
+h3 { font-size: 1rem; }
 h2 { font-size: 1.15rem; margin: 40px 0 12px; letter-spacing: -0.005em; }
 p.note { color: var(--muted); margin: 0 0 12px; font-size: 0.9rem; max-width: 75ch; }
 .grid { display: grid; gap: 16px; grid-template-columns: repeat(auto-fill, minmax(min(340px, 100%), 1fr)); }
 .card { background: var(--card); border: 1px solid var(--edge); border-radius: 10px; padding: 14px 16px; margin: 0;
   break-inside: avoid; }
-.tiles { display: grid; gap: 12px; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); margin-top: 20px; }
+.tiles { display: grid; gap: 12px; grid-template-columns: repeat(auto-fit, minmax(155px, 1fr)); margin-top: 20px; }
 .tiles dt { color: var(--muted); font-size: 0.82rem; }
 .tiles dd { margin: 0; font-size: 1.5rem; font-weight: 600; font-variant-numeric: tabular-nums; line-height: 1.3; }
 .tiles small { display: block; color: var(--muted); font-size: 0.8rem; font-weight: 400; }
@@ -37,7 +38,8 @@ figure.chart svg { display: block; width: 100%; max-width: 540px; height: auto; 
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 0.92rem; min-width: min(100%, 520px); }
 th, td { text-align: right; padding: 6px 0 6px clamp(16px, 3vw, 44px); border-bottom: 1px solid var(--grid); white-space: nowrap; }
 tr:last-child > * { border-bottom: 0; }
-th:first-child { text-align: left; padding-left: 0; font-weight: 500; }
+th:first-child { text-align: left; padding-left: 0; font-weight: 500; white-space: normal; overflow-wrap: anywhere; }
+#diagnosis { margin: 12px 0; }
 thead th { color: var(--muted); font-weight: 500; font-size: 0.84rem; }
 #samples .grid { grid-template-columns: repeat(auto-fill, minmax(min(165px, 45%), 1fr)); gap: 12px; }
 #samples figure { padding: 8px 10px 10px; text-align: center; min-width: 0; display: flex; flex-direction: column; }
@@ -50,7 +52,7 @@ thead th { color: var(--muted); font-weight: 500; font-size: 0.84rem; }
 #samples code { display: block; overflow: hidden; text-overflow: ellipsis; white-space: nowrap; margin-top: 2px; }
 #examples td { white-space: normal; text-align: left; padding: 8px clamp(8px, 2vw, 24px) 8px 0; vertical-align: middle; }
 #examples th { text-align: left; padding: 6px clamp(8px, 2vw, 24px) 6px 0; }
-#examples svg, #examples img { width: 130px; height: auto; display: block; }
+#examples svg, #examples img { width: clamp(80px, 24vw, 130px); height: auto; display: block; }
 #examples code { font-size: 0.82rem; overflow-wrap: anywhere; white-space: pre-wrap; }
 #examples small { display: block; color: var(--muted); font-variant-numeric: tabular-nums; }
 details { margin-top: 24px; }
@@ -69,17 +71,18 @@ const tip = document.createElement("div");
 tip.id = "tip"; tip.hidden = true; document.body.append(tip);
 for (const svg of document.querySelectorAll("svg[data-domain]")) {
   const [x0, x1, y0, y1, left, right, bottom, top] = svg.dataset.domain.split(" ").map(Number);
+  const digits = Math.min(12, Math.max(0, 3 - Math.floor(Math.log10(y1 - y0))));
   const rule = svg.querySelector(".rule");
   const curves = [...svg.querySelectorAll("path.curve")].map(path => ({ name: path.dataset.name,
     points: [...path.getAttribute("d").matchAll(/[ML]([-.\\d]+),([-.\\d]+)/g)].map(m => [+m[1], +m[2]]) }))
     .filter(curve => curve.points.length);
   svg.addEventListener("pointermove", event => {
     const box = svg.getBoundingClientRect();
-    const at = (event.clientX - box.left) * 420 / box.width;
+    const at = (event.clientX - box.left) * svg.viewBox.baseVal.width / box.width;
     const near = curves.map(c => c.points.reduce((a, b) => Math.abs(b[0] - at) < Math.abs(a[0] - at) ? b : a));
     const x = near.reduce((a, b) => Math.abs(b[0] - at) < Math.abs(a[0] - at) ? b : a)[0];
     rule.setAttribute("x1", x); rule.setAttribute("x2", x); rule.setAttribute("visibility", "visible");
-    const value = y => (y0 + (y - bottom) / (top - bottom) * (y1 - y0)).toPrecision(3);
+    const value = y => (y0 + (y - bottom) / (top - bottom) * (y1 - y0)).toFixed(digits);
     tip.textContent = `${svg.dataset.x} ${Math.round(x0 + (x - left) / (right - left) * (x1 - x0))}\\n`
       + curves.map((c, k) => `${c.name}  ${value(near[k][1])}`).join("\\n");
     tip.hidden = false;
@@ -109,9 +112,9 @@ for (const svg of document.querySelectorAll("svg[data-positions]")) {
     }
     svg.append(...parts.sort((a, b) => depth.get(a) - depth.get(b)));
   };
-  svg.style.cursor = "grab"; svg.style.touchAction = "none";
+  svg.style.cursor = "grab"; svg.style.touchAction = "pan-y";
   svg.addEventListener("pointerdown", event => { last = event; svg.setPointerCapture(event.pointerId); });
-  svg.addEventListener("pointerup", () => { last = null; });
+  for (const end of ["pointerup", "pointercancel"]) svg.addEventListener(end, () => { last = null; });
   svg.addEventListener("pointermove", event => {
     if (!last) return;
     const u = (event.clientX - last.clientX) / 70, v = (event.clientY - last.clientY) / 70;

@@ -34,6 +34,7 @@ _TILES = {
     },
     "search": {"best": "best reward", "mean": "mean of the population", "drawn": "samples drawn"},
 }
+_ROUNDS = {"best/top1": "best reward", "best/top10": "mean of the ten best"}  # beside those of training, of an optimisation
 _SHOWN: dict[str, Callable[[float], str]] = dict.fromkeys(("valid", "unique", "novel", "vun"), lambda v: f"{100 * v:.1f} %")
 _SHOWN["drawn"] = lambda v: f"{v:,.0f}"
 
@@ -143,8 +144,8 @@ def _calls(metrics: Sequence[Mapping[str, Any]], measured: Mapping[str, Mapping[
 
 
 def _count(metrics: Metrics) -> int:
-    """Number of updates or rounds; a record of pretraining is of all updates since the one before."""
-    steps = _known(metrics, "step") if kind_of(metrics) == "pretraining" else []
+    """Number of updates or rounds: of pretraining and of searches, whose first record is of no round, the last record's."""
+    steps = _known(metrics, "step") if kind_of(metrics) in ("pretraining", "search") else []
     return int(steps[-1]) if steps else len(metrics)
 
 
@@ -154,7 +155,8 @@ def _tiles(metrics: Metrics, measured: Mapping[str, Mapping[str, Any]]) -> str:
         return '<p class="note">No update has been recorded.</p>'
     unit, kind = unit_of(metrics), kind_of(metrics)
     tiles = [(f"{unit}s", f"{_count(metrics):,}", _spent(sum(_known(metrics, "step_time"))))]
-    for name, label in _TILES[kind].items():
+    of_rounds = _ROUNDS if kind == "training" and unit == "round" else {}
+    for name, label in {**of_rounds, **_TILES[kind]}.items():
         if values := _known(metrics, name):
             tenth = max(1, len(values) // 10) if kind != "search" else 1
             first, last = sum(values[:tenth]) / tenth, sum(values[-tenth:]) / tenth
@@ -165,7 +167,9 @@ def _tiles(metrics: Metrics, measured: Mapping[str, Mapping[str, Any]]) -> str:
     cards = "".join(
         f'<div class="card"><dt>{escape(a)}</dt><dd>{escape(b)}<small>{escape(c)}</small></dd></div>' for a, b, c in tiles
     )
-    if kind == "search" or len(metrics) < 20:
+    if len(metrics) == 1:
+        note = f"The only {unit}."
+    elif kind == "search" or len(metrics) < 20:
         note = f"The last {unit}; below it, the first."
     else:
         of = "records" if kind == "pretraining" else f"{unit}s"
@@ -216,7 +220,7 @@ def _evaluation(measured: Mapping[str, Mapping[str, Any]]) -> str:
             f'<tr><th scope="row">{escape(label_of(name))}</th>' + "".join(f"<td>{escape(c)}</td>" for c in cells) + "</tr>"
         )
     return (
-        f'<section id="evaluation"><h2>Key numbers</h2>{more}<div class="card scroll"><table>'
+        f'<section id="evaluation"><h2>Key numbers</h2>{more}<div class="card scroll" tabindex="0"><table>'
         f'<thead><tr><th scope="col">metric</th>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div></section>'
     )
 
@@ -225,6 +229,8 @@ def _change(before: Any, after: Any) -> str:
     if any(isinstance(v, bool) or not isinstance(v, (int, float)) for v in (before, after)):
         return "–"
     difference = after - before
+    if abs(difference) <= 1e-6 * max(abs(before), abs(after)):  # sums in another order
+        difference = 0
     return ("+" if difference > 0 else "") + format_value(difference)
 
 

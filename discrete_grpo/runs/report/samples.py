@@ -30,6 +30,8 @@ _PROPERTIES = {  # title and name of the axis, by column
     "molecular_weight": ("Molecular weight", "g/mol"),
     "tpsa": ("Polar surface area", "Å²"),
     "num_atoms": ("Atoms", "heavy atoms"),
+    "stable_atoms": ("Stable atoms, octet rule", "share of the atoms of a molecule"),
+    "strain_per_atom": ("Strain per atom", "kcal/mol"),
 }
 
 
@@ -69,9 +71,9 @@ def examples_section(tables: Mapping[str, Mapping[str, Sequence[str]]], render: 
             cells.append(f"<td>{picture}<small>{format_value(reward[0]) if reward else ''}</small></td>")
         body.append(f"<tr>{''.join(cells)}</tr>")
     head = "".join(f'<th scope="col">{escape(label_of(n))}</th>' for n in [*names, *tables])
-    note = '<p class="note">The first valid sample per condition, before and after training, with its reward.</p>'
+    note = '<p class="note">The first sample per condition that could be decoded, before and after training, with its reward.</p>'
     return (
-        f'<section id="examples"><h2>Examples by condition</h2>{note}<div class="card scroll"><table>'
+        f'<section id="examples"><h2>Examples by condition</h2>{note}<div class="card scroll" tabindex="0"><table>'
         f"<thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table></div></section>"
     )
 
@@ -157,12 +159,12 @@ def best_samples_section(run: Path, render: Callable[[str], str | None] | None, 
 
 
 def drawn_samples_section(tables: Mapping[str, Mapping[str, Sequence[str]]], render: Callable[[str], str | None] | None) -> str:
-    """Show the first valid samples of the evaluation after training, where there are no rewards to choose by."""
+    """Show the first samples of the evaluation after training that could be decoded, where there are no rewards to choose by."""
     table = tables.get("after", {})
     if "reward" in table:
         return ""
     figures = [_figure(sample, render, "") for sample in [s for s in table.get("sample", ()) if s][:_MOST_SAMPLES]]
-    return _samples("Samples", "The first valid samples of the trained policy.", figures) if figures else ""
+    return _samples("Samples", "The first samples of the trained policy.", figures) if figures else ""
 
 
 def _samples(title: str, note: str, figures: Sequence[str]) -> str:

@@ -16,10 +16,10 @@ _COLOURS = {
     "C": "#6f7785",
     "N": "#3b7dd8",
     "O": "#d8433f",
-    "F": "#3fa45f",
+    "F": "#7cc48f",
     "P": "#d98324",
     "S": "#c9a21b",
-    "Cl": "#3fa45f",
+    "Cl": "#1f7a3d",
     "Br": "#a0522d",
     "I": "#8c4fb0",
 }
@@ -81,10 +81,8 @@ def _atom(at: Float[np.ndarray, "atom 3"], scale: float, k: int, symbol: str) ->
     size = (0.25 if symbol == "H" else 0.4) * scale
     style = f'fill="{_COLOURS.get(symbol, _OTHER)}" stroke="currentColor" stroke-opacity="0.35" stroke-width="0.7"'
     radius = size * (1 + _GROWTH * z)
-    return (
-        z,
-        f'<circle data-part="{k}" data-size="{size:.2f}" cx="{scale * x:.2f}" cy="{-scale * y:.2f}" r="{radius:.2f}" {style}/>',
-    )
+    place = f'data-part="{k}" data-size="{size:.2f}" cx="{scale * x:.2f}" cy="{-scale * y:.2f}" r="{radius:.2f}"'
+    return z, f"<circle {place} {style}><title>{escape(symbol)}</title></circle>"
 
 
 def _bond(at: Float[np.ndarray, "atom 3"], scale: float, i: int, j: int, order: int) -> tuple[float, str]:
