@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from discrete_grpo.core.checks import signature_of
+from discrete_grpo.core.checks import check_range, signature_of
 from discrete_grpo.core.rollout import Reward
 
 __all__ = [
@@ -114,6 +114,23 @@ def reward_list(reward_funcs: Any) -> list[Any]:
     if not isinstance(reward_funcs, Iterable):
         raise ValueError(f"reward_funcs: {reward_funcs!r}, expected a function reward(samples, **columns) or several")
     return list(reward_funcs)
+
+
+def checked_weights(weights: Any, count: int) -> tuple[float, ...]:
+    """The weights of ``count`` rewards in their sum; None means 1 each.
+
+    Raises:
+        ValueError: for anything else than one finite number per reward.
+    """
+    if weights is None:
+        return (1.0,) * count
+    if isinstance(weights, str) or not isinstance(weights, Sequence):
+        raise ValueError(f"reward_weights: {weights!r}, expected a list of numbers, one per reward")
+    if len(weights) != count:
+        raise ValueError(f"reward_weights: {len(weights)} weights, expected one per reward ({count})")
+    for weight in weights:
+        check_range("reward_weights", weight)
+    return tuple(weights)
 
 
 def check_callables(rewards: Sequence[Any], columns: Collection[str] | None = None) -> list[Any]:

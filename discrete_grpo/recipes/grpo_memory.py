@@ -12,7 +12,7 @@ process are reset; every second reset keeps everything that was scored.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -173,31 +173,34 @@ def check_warm_start(file: str, key: Callable[[Any], str | None], argument: str 
 
 
 def fill_memory(
-    reward: Reward,
+    reward: Reward | Sequence[Reward],
     ledger: Ledger,
     memory: ScoredMemory,
     file: str,
     calls: int | None = None,
     skipped: list[str] | None = None,
+    weights: Sequence[float] | None = None,
 ) -> list[Remembered]:
     """Score the first different valid molecules of a SMILES file, in their order, and remember them under the source ``file``.
 
     Args:
-        reward: reward to optimise.
+        reward: reward to optimise, or several.
         ledger: ledger that counts each as a call.
         memory: memory that keeps the best of them.
         file: SMILES file.
         calls: number of molecules; None takes all that the budget covers.
         skipped: list to which a line about each text that is not a molecule is added; None ignores these.
+        weights: one weight per reward; None means 1 each.
 
     Returns:
         The scored molecules for which the memory has no room.
     """
+    from discrete_grpo.core.reward_arguments import reward_list
     from discrete_grpo.training.memory import Remembered, ScoredMemory
     from discrete_grpo.training.warm_start import warm_start
 
     scored = ScoredMemory(size=None)
-    warm_start(islice(_different(file, ledger.key, skipped), calls), [reward], ledger, scored)
+    warm_start(islice(_different(file, ledger.key, skipped), calls), reward_list(reward), ledger, scored, weights=weights)
     memory.add([(entry.key, entry.sample, entry.score) for entry in scored.kept], "file")
     return [Remembered(entry.key, entry.sample, entry.score, "file") for entry in scored.kept if entry.key not in memory]
 

@@ -131,6 +131,9 @@ def _drawable(file: str, table: ScoredTable, policy: Replayable, key: Callable[[
     said = [f"{table.unscored} without a score"] if table.unscored else []
     said += [f"{len(lost)} that the policy cannot draw ({first})"] if lost else []
     print_notes([f"{file}: {len(at)} samples" + (f"; left out: {', '.join(said)}" if said else "")])
+    if salts := sum(_is_salt(table.samples[k], key) for k in lost):
+        print_notes([f"{salts} of those left out have several fragments, as salts have; strip them to use the samples"])
+    _tell_repeats([(texts[k], None if table.groups is None else table.groups[k]) for k in at], [table.scores[k] for k in at])
     groups = None if table.groups is None else tuple(table.groups[k] for k in at)
     return _Rows(tuple(texts[k] or "" for k in at), tuple(table.scores[k] for k in at), groups)
 
@@ -141,6 +144,24 @@ def _drawn_form(text: str, policy: Replayable, key: Callable[[Any], str | None])
     if canonical is None:
         return None
     return next((form for form in (canonical, text) if policy.can_draw(form)), None)
+
+
+def _is_salt(text: str, key: Callable[[Any], str | None]) -> bool:
+    """Whether an invalid sample is a list of valid ones with dots between them."""
+    parts = text.split(".")
+    return len(parts) > 1 and key(text) is None and all(key(part) is not None for part in parts)
+
+
+def _tell_repeats(keys: Sequence[tuple[Any, Any]], scores: Sequence[float]) -> None:
+    """Print a note if samples are there several times, in the same group where there are groups, with different scores."""
+    found: dict[tuple[Any, Any], set[float]] = {}
+    for sample, score in zip(keys, scores, strict=True):
+        found.setdefault(sample, set()).add(score)
+    if several := {sample: values for sample, values in found.items() if len(values) > 1}:
+        (first, _), values = next(iter(several.items()))
+        shown = f"{first[:60]!r}: {', '.join(f'{value:g}' for value in sorted(values)[:3])}"
+        subject = "1 sample has" if len(several) == 1 else f"{len(several)} samples have"
+        print_notes([f"{subject} different scores in several rows, which are all learned from ({shown})"])
 
 
 def _tell_groups(rows: _Rows, column: str) -> None:

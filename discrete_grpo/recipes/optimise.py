@@ -8,13 +8,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
+from discrete_grpo.core.advantages import sum_rewards
 from discrete_grpo.core.checks import LAST_SEED, check_folder_name, check_whole, plain_number
 from discrete_grpo.core.interrupt import interruptible
 from discrete_grpo.core.option_names import check_options
 from discrete_grpo.core.processes import check_one_process
-from discrete_grpo.core.reward_arguments import check_at_least_one, checked_reward, reward_names
+from discrete_grpo.core.reward_arguments import check_at_least_one, checked_reward, checked_weights, reward_names
 from discrete_grpo.core.rollout import Reward, as_module
 from discrete_grpo.core.scoring import shown_value
 from discrete_grpo.policies.options import graph_part, without_likelihood
@@ -26,7 +28,7 @@ from discrete_grpo.recipes.grpo_memory import check_warm_start
 from discrete_grpo.recipes.kinds.molecules import MOLECULES
 from discrete_grpo.recipes.loading import LoadedPolicy, class_name, initial_policy, load, policy_object
 from discrete_grpo.recipes.memory_methods import MemoryMethod, check_settings, method_for
-from discrete_grpo.recipes.optimise_run import OptimiseRun
+from discrete_grpo.recipes.optimise_run import OptimiseRun, components
 from discrete_grpo.recipes.reward_changes import tell_changed_rewards
 from discrete_grpo.recipes.reward_memories import RewardMemories
 from discrete_grpo.recipes.reward_workers import in_workers
@@ -63,6 +65,7 @@ class OptimiseRecipe:
         reward_cache: SQLite file of scores that several runs may share; None takes one in ``output_dir``.
         reward_workers: number of worker processes that score the molecules, as of ``train``; 0 scores in this process.
         device: device to run on, such as cuda; None means the CPU.
+        reward_weights: weights of several rewards in the sum that is optimised; null means 1 each.
     """
 
     policy: str = "smiles-zinc"
@@ -78,6 +81,7 @@ class OptimiseRecipe:
     reward_cache: str | None = None
     reward_workers: int = 0
     device: str | None = None
+    reward_weights: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         for name in ("max_oracle_calls", "seed", "keep", "warm_start_calls", "save_rounds", "reward_workers"):
@@ -92,6 +96,7 @@ class OptimiseRecipe:
             if self.warm_start is None:
                 raise ValueError(f"warm_start_calls: {self.warm_start_calls}, expected none without a file to score (warm_start)")
             check_whole("warm_start_calls", self.warm_start_calls, least=1, note=" or none")
+        checked_weights(self.reward_weights, len(self.rewards))
         self._check_settings()
 
     def _check_settings(self) -> None:
@@ -246,12 +251,16 @@ def _finish(run: OptimiseRun, family: Family) -> Optimised:
     from discrete_grpo.runs.report.report import write_report
 
     recipe, loop, ledger, folder = run.recipe, run.loop, run.ledger, run.recorder.folder
-    scores = ledger.history().of(reward_names((loop.reward,))[0])
-    area = auc_top_k(scores, 10, recipe.max_oracle_calls, auc_spacing(recipe.max_oracle_calls))
+    names, history = reward_names(recipe.rewards), ledger.history()
+    scores = torch.tensor([history.of(name) for name in names], dtype=torch.float64).T
+    of_key: dict[Any, list[float]] = dict(zip(history.keys, scores.tolist(), strict=True))
+    total = sum_rewards(scores, torch.tensor(checked_weights(recipe.reward_weights, len(names)))).tolist()
+    area = auc_top_k(total, 10, recipe.max_oracle_calls, auc_spacing(recipe.max_oracle_calls))
     best, made = tuple(loop.everything.kept[: recipe.keep]), loop.progress
     found = Optimised(best, ledger.calls, area, made.rounds, made.restarts, ledger.sources())
     samples = [entry.sample for entry in best]
     table: dict[str, Sequence[Any]] = {family.column: samples, "reward": [entry.score for entry in best]}
+    table |= components([of_key[entry.key] for entry in best], names)
     write_table(folder / BEST, table | {"source": [entry.source for entry in best], **family.table(samples)})
     write_json(folder / OPTIMISED, {name: value for name, value in vars(found).items() if name != "best"})
     save(folder / "policy", as_module(without_likelihood(loop.policy)), metadata={**run.metadata, "rounds": made.rounds})

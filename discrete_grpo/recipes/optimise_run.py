@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -21,7 +21,6 @@ from discrete_grpo.recipes.grpo_memory import fill_memory
 from discrete_grpo.recipes.loading import LoadedPolicy
 from discrete_grpo.recipes.memory_methods import MemoryMethod
 from discrete_grpo.recipes.method_settings import check_same
-from discrete_grpo.rewards.combine import WeightedSum
 from discrete_grpo.rewards.ledger import Ledger
 from discrete_grpo.runs.checkpoint import Checkpoints, save
 from discrete_grpo.runs.console import print_notes, progress
@@ -38,6 +37,11 @@ __all__ = ["UNKNOWN_CALLS", "OptimiseRun"]
 
 UNKNOWN_CALLS = 100
 """Number of calls without a known score after which a run ends."""
+
+
+def components(rows: Sequence[Sequence[float]], names: Sequence[str]) -> dict[str, list[float]]:
+    """Columns of the scores by each of several rewards, beside that of their sum; none for a single reward."""
+    return {f"reward_{name}": [row[k] for row in rows] for k, name in enumerate(names)} if len(names) > 1 else {}
 
 
 @dataclass
@@ -66,7 +70,6 @@ class OptimiseRun:
     ) -> OptimiseRun:
         """Create the loop, and restore the state of a checkpoint."""
         folder, rewards = Path(recipe.output_dir), recipe.rewards
-        reward = rewards[0] if len(rewards) == 1 else WeightedSum(tuple(rewards), (1.0,) * len(rewards))
         own, of_screen = (torch.Generator(device_of(loaded.policy)).manual_seed(recipe.seed) for _ in range(2))
         parts = method.parts(loaded.policy, of_screen, **{name: settings[name] for name in method.of_parts})
         metadata = {**loaded.metadata, "policy": recipe.policy, "rewards": reward_names(rewards)}
@@ -77,12 +80,14 @@ class OptimiseRun:
             save(folder / REFERENCE, as_module(without_likelihood(loaded.policy)), metadata=metadata, sums=True)
             if recipe.warm_start is not None:
                 skipped: list[str] = []
-                parts["known"] = fill_memory(reward, ledger, parts["memory"], recipe.warm_start, recipe.warm_start_calls, skipped)
+                of_file = (recipe.warm_start, recipe.warm_start_calls, skipped, recipe.reward_weights)
+                parts["known"] = fill_memory(rewards, ledger, parts["memory"], *of_file)
                 if skipped:
                     count = "1 line is no molecule" if len(skipped) == 1 else f"{len(skipped)} lines are no molecules, such as"
                     print_notes([f"warm_start: {count} {skipped[0]}"])
         config = method.rounds_config(settings)
-        loop = Rounds(loaded.policy, reward, ledger, loaded.family.key, config=config, generator=own, **parts)
+        parts |= {"config": config, "generator": own, "reward_weights": recipe.reward_weights}
+        loop = Rounds(loaded.policy, rewards, ledger, loaded.family.key, **parts)
         run = OptimiseRun(recipe, settings, loop, ledger, recorder, failures, Checkpoints(folder), metadata)
         if stored is not None:
             run._restore(stored)
@@ -130,6 +135,7 @@ class OptimiseRun:
         step, latest, now = self.loop.progress.rounds, self.loop.latest, time.perf_counter()
         self.recorder.record(step, self.loop.metrics() | self.ledger.metrics() | {"step_time": now - self.since})
         columns = {"sample": [entry.sample for entry in latest], "reward": [entry.score for entry in latest]}
+        columns |= components([self.loop.scores_of[entry.key] for entry in latest], reward_names(self.recipe.rewards))
         self.recorder.record_samples(step, columns | {"source": [entry.source for entry in latest]})
         self.failures.add(step, take_failures(self.recipe.rewards))
         self.since = now

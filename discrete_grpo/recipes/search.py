@@ -11,7 +11,7 @@ import torch
 
 from discrete_grpo.core.checks import LAST_SEED, check_fields, check_range
 from discrete_grpo.core.processes import check_one_process
-from discrete_grpo.core.reward_arguments import check_at_least_one, reward_names
+from discrete_grpo.core.reward_arguments import check_at_least_one, checked_weights, reward_names
 from discrete_grpo.core.rollout import is_refinable
 from discrete_grpo.core.scoring import take_failures
 from discrete_grpo.recipes.conditions import prepare_columns, tell_unread
@@ -55,6 +55,7 @@ class SearchRecipe(SamplerOptions):
         device: device to draw on, such as cuda; None means the CPU.
         rewards_see: form in which rewards see samples, as of ``train``: of graphs text, networkx or pyg; of molecules in space text
             or smiles; text for all others.
+        reward_weights: weights of several rewards in the sum that is searched for; null means 1 each.
     """
 
     policy: str = "qm9-small"
@@ -72,6 +73,7 @@ class SearchRecipe(SamplerOptions):
     reward_workers: int = 0
     device: str | None = None
     rewards_see: View = "text"
+    reward_weights: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -80,6 +82,7 @@ class SearchRecipe(SamplerOptions):
         check_range("time", self.time, above=0, below=1)
         check_fields(self, "population children keep max_oracle_calls", least=1)
         check_view(self.rewards_see)
+        checked_weights(self.reward_weights, len(self.reward) if isinstance(self.reward, list | tuple) else 1)
 
 
 def run_search(recipe: SearchRecipe, *, resume: bool = False) -> SearchResult:
@@ -131,6 +134,7 @@ def _search(recipe: SearchRecipe, resume: bool) -> SearchResult:
             time=recipe.time,
             keep=recipe.keep,
             columns=conditions[0] if conditions else None,
+            reward_weights=recipe.reward_weights,
             generator=torch.Generator(device_of(policy)).manual_seed(recipe.seed),
             ledger=ledger,
             on_round=after_round,

@@ -80,7 +80,9 @@ class HitsProperty:
 
 
 def keeps_scaffold(samples: Sequence[str | None], **columns: Sequence[Any]) -> list[float | None]:
-    """Test whether a molecule contains the scaffold of its column ``scaffold`` (atoms, bonds, aromaticity).
+    """Test whether a molecule contains the scaffold of its column ``scaffold`` (atoms, bonds, aromaticity; no stereo).
+
+    An attachment point, ``*`` or ``[*:1]``, stands for any heavy atom.
 
     Returns:
         1 for a molecule that contains the scaffold, 0 for any other sample, None for one without a scaffold.
@@ -106,7 +108,9 @@ def _scaffold(smiles: str) -> Chem.Mol:
     mol = parse(smiles)
     if mol is None:
         raise ValueError(f"scaffold: {smiles!r}, expected a valid, connected SMILES")
-    return mol
+    attachment = Chem.AdjustQueryParameters.NoAdjustments()
+    attachment.makeDummiesQueries = True
+    return Chem.AdjustQueryProperties(mol, attachment)
 
 
 def _column(columns: dict[str, Sequence[Any]], name: str, count: int) -> Sequence[Any]:

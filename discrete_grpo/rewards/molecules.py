@@ -215,7 +215,7 @@ def molecular_weight(mol: Chem.Mol) -> float:
 
 @dataclass(frozen=True)
 class Similarity:
-    """Tanimoto similarity of a molecule's Morgan fingerprint (counts) to that of a target molecule.
+    """Tanimoto similarity of a molecule's Morgan fingerprint (counts) to that of a target molecule, without stereochemistry.
 
     Args:
         target: SMILES of a connected molecule.
@@ -261,7 +261,9 @@ class Similarity:
 
 @dataclass(frozen=True)
 class Substructure:
-    """Test whether a molecule contains a SMARTS pattern.
+    """Test whether a molecule contains a SMARTS pattern, whatever its stereochemistry.
+
+    Hydrogens that the pattern writes as atoms, such as ``[#8]-[#1]``, count as hydrogens of their neighbours.
 
     Args:
         smarts: the pattern.
@@ -284,7 +286,7 @@ class Substructure:
             pattern = Chem.MolFromSmarts(self.smarts) if isinstance(self.smarts, str) and self.smarts else None
         if pattern is None:
             raise ValueError(f"smarts: {self.smarts!r}, expected a SMARTS pattern that RDKit reads")
-        return pattern
+        return Chem.MergeQueryHs(pattern)  # [#1] would match nothing, as hydrogens are not atoms of the molecules
 
     @property
     def name(self) -> str:

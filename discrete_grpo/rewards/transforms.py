@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 from rdkit import Chem
+from rdkit.Chem.FilterCatalog import FilterCatalog, FilterCatalogParams
 
 from discrete_grpo.core.checks import check_range
 from discrete_grpo.core.reward_arguments import reward_name
@@ -15,7 +16,7 @@ from discrete_grpo.domains import molecule_properties
 from discrete_grpo.domains.smiles import parse_all
 from discrete_grpo.rewards.molecules import Substructure, check_property, modified
 
-__all__ = ["CustomAlerts", "Descriptor", "DoubleSigmoid", "ReverseSigmoid", "Sigmoid"]
+__all__ = ["CatalogAlerts", "CustomAlerts", "Descriptor", "DoubleSigmoid", "ReverseSigmoid", "Sigmoid"]
 
 
 @dataclass(frozen=True)
@@ -239,7 +240,7 @@ class CustomAlerts:
     """Test that a molecule contains none of several SMARTS patterns.
 
     Args:
-        smarts: at least one pattern; a single one needs no tuple.
+        smarts: at least one pattern, as of :class:`~discrete_grpo.rewards.molecules.Substructure`; a single one needs no tuple.
 
     Raises:
         ValueError: if there is none, or RDKit cannot read one of them.
@@ -275,3 +276,54 @@ class CustomAlerts:
         found = [alert(samples) for alert in self._alerts]
         valid = [mol is not None for mol in parse_all(samples)]
         return [float(ok and not any(row)) for ok, row in zip(valid, zip(*found, strict=True), strict=True)]
+
+
+@dataclass(frozen=True)
+class CatalogAlerts:
+    """Test that a molecule contains none of the alerts of RDKit's filter catalogs.
+
+    Args:
+        catalogs: at least one name, such as PAINS, BRENK, NIH, ZINC or CHEMBL; a single one needs no tuple.
+
+    Raises:
+        ValueError: if there is none, or RDKit has no such catalog.
+
+    Source: the catalogs of ``rdkit.Chem.FilterCatalog``; PAINS: Baell and Holloway (2010), BRENK: Brenk et al. (2008).
+
+    >>> CatalogAlerts("PAINS")(["CCO", "Oc1ccccc1O", None])
+    [1.0, 0.0, 0.0]
+    """
+
+    catalogs: str | tuple[str, ...] = ("PAINS", "BRENK")
+
+    def __post_init__(self) -> None:
+        given = (self.catalogs,) if isinstance(self.catalogs, str) else tuple(self.catalogs)
+        known = FilterCatalogParams.FilterCatalogs.names
+        for name in given:
+            if name not in known:
+                raise ValueError(f"catalogs: {name!r}, expected one of {', '.join(known)}")
+        if not given:
+            raise ValueError("catalogs: none, expected at least one, such as PAINS")
+        object.__setattr__(self, "catalogs", given)
+
+    @property
+    def name(self) -> str:
+        """The name in logs: ``catalog_alerts(PAINS)``."""
+        return f"catalog_alerts({', '.join(self.catalogs)})"
+
+    def __call__(self, samples: Sequence[str | None], **columns: Sequence[Any]) -> list[float]:
+        """Test each sample.
+
+        Returns:
+            1 for a molecule without any of the alerts, 0 for any other sample.
+        """
+        catalog = _catalog(tuple(self.catalogs))
+        return [float(mol is not None and not catalog.HasMatch(mol)) for mol in parse_all(samples)]
+
+
+@cache
+def _catalog(names: tuple[str, ...]) -> FilterCatalog:
+    parameters = FilterCatalogParams()
+    for name in names:
+        parameters.AddCatalog(FilterCatalogParams.FilterCatalogs.names[name])
+    return FilterCatalog(parameters)

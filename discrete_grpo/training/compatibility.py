@@ -19,7 +19,7 @@ from discrete_grpo.core.drawing import policy_errors
 from discrete_grpo.core.own_surrogate import SurrogateFunc, own_surrogate
 from discrete_grpo.core.precision import place
 from discrete_grpo.core.processes import started_processes
-from discrete_grpo.core.reward_arguments import remembers, reward_names
+from discrete_grpo.core.reward_arguments import checked_weights, remembers, reward_names
 from discrete_grpo.core.rollout import Policy, Reward, Rollout, as_module, is_scorer
 from discrete_grpo.core.scoring import shown_value
 from discrete_grpo.core.unregistered import check_registered
@@ -108,8 +108,7 @@ def check_given(
     for reward in rewards:
         if not callable(reward):
             raise ValueError(f"reward_funcs: {reward!r}, expected a function reward(samples, **columns) or several")
-    if config.reward_weights is not None and len(config.reward_weights) != len(rewards):
-        raise ValueError(f"reward_weights: {len(config.reward_weights)} weights, expected one per reward ({len(rewards)})")
+    checked_weights(config.reward_weights, len(rewards))
     if config.importance_sampling_level == "sequence" and config.timestep_chunk not in (None, "auto"):
         raise ValueError(f"timestep_chunk: {config.timestep_chunk}, expected none with importance_sampling_level sequence")
     check_conditions(columns)

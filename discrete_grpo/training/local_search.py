@@ -12,9 +12,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from discrete_grpo.core.advantages import sum_rewards
-from discrete_grpo.core.checks import check_function, check_range, check_whole
+from discrete_grpo.core.checks import check_function, check_whole
 from discrete_grpo.core.drawing import draw, evaluating
-from discrete_grpo.core.reward_arguments import reward_list
+from discrete_grpo.core.reward_arguments import checked_weights, reward_list
 from discrete_grpo.core.rollout import Context, Policy, Reward
 from discrete_grpo.core.scoring import Accounts, BudgetExhausted, score_samples, shown_value
 from discrete_grpo.training.compatibility import check_observers
@@ -123,11 +123,7 @@ def local_search(
     _check_parts(columns, reward_weights, generator, on_round)
     check_observers(None, ledger, None)
     rewards: list[Reward] = reward_list(reward_funcs)
-    if reward_weights is not None and len(reward_weights) != len(rewards):
-        raise ValueError(f"reward_weights: {len(reward_weights)} weights, expected one per reward ({len(rewards)})")
-    for weight in reward_weights or ():
-        check_range("reward_weights", weight)
-    weights = torch.tensor(reward_weights or [1.0] * len(rewards), dtype=torch.float64)
+    weights = torch.tensor(checked_weights(reward_weights, len(rewards)), dtype=torch.float64)
     given = dict(columns or {})
     worker = _Round(policy, rewards, weights, frozenset(given), batch_size, generator, ledger)
     found = None

@@ -19,8 +19,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from discrete_grpo.core.advantages import sum_rewards
 from discrete_grpo.core.categorical import Scores, score_sites
 from discrete_grpo.core.drawing import draw
+from discrete_grpo.core.reward_arguments import checked_weights, reward_list, reward_names
 from discrete_grpo.core.rollout import Context, Policy, Replayable, Reward, Rollout, as_module, is_replayable, is_scorer
 from discrete_grpo.core.scoring import Accounts, BudgetExhausted
 from discrete_grpo.training.bf16 import decide_bf16
@@ -40,7 +42,7 @@ class Rounds:
 
     Args:
         policy: policy that draws and learns; with ``passes`` above 0 it must be an :class:`~discrete_grpo.core.rollout.Replayable`.
-        reward: reward to optimise.
+        reward: reward to optimise, or several, whose weighted sum is.
         ledger: counter of the calls; its budget ends the run.
         key: canonical form of a sample, None for an invalid one; the canonical form must itself be a sample.
         objective: loss of an update.
@@ -57,6 +59,7 @@ class Rounds:
             samples of proposers that the policy cannot draw do not displace all others. With None they use ``memory`` and skip
             samples that the policy cannot draw.
         generator: random generator of all draws, on the policy's device.
+        reward_weights: one weight per reward; None means 1 each. A sample's unknown rewards count as 0 unless all are unknown.
 
     Raises:
         ValueError: if the policy cannot learn from samples that it did not draw, for a screen with several generations, and for a
@@ -64,7 +67,7 @@ class Rounds:
     """
 
     policy: Policy
-    reward: Reward
+    reward: Reward | Sequence[Reward]
     ledger: Accounts
     key: Callable[[Any], Hashable | None]
     objective: Objective
@@ -77,6 +80,7 @@ class Rounds:
     contexts: Callable[[ScoredMemory, int, torch.Generator], Sequence[Context]] | None = None
     drawable: ScoredMemory | None = None
     generator: torch.Generator = field(default_factory=torch.Generator)
+    reward_weights: Sequence[float] | None = None
 
     def __post_init__(self) -> None:
         check_parts(**{part.name: getattr(self, part.name) for part in fields(self)})
@@ -86,6 +90,7 @@ class Rounds:
             )
         if self.screen is not None and self.config.generations > 1:
             raise ValueError(f"generations: {self.config.generations}, expected 1 with a screen")
+        self._weights = torch.tensor(checked_weights(self.reward_weights, len(self.rewards)), dtype=torch.float64)
         module = as_module(self.policy).eval()  # the same mode for drawing and scoring
         self._device = next(module.parameters()).device
         self._bf16 = decide_bf16(self.config.bf16, self._device)[0]
@@ -108,8 +113,14 @@ class Rounds:
         self._drawn = False  # whether the policy draws the trajectories of samples
         self.progress = RoundsProgress()
         self.latest: list[Remembered] = []  # samples scored in the last round
+        self.scores_of: dict[Hashable, list[float]] = {}  # their scores by each reward
         self._first_objective = copy.deepcopy(self.objective)
         self.optimizer = self._new_optimizer()
+
+    @property
+    def rewards(self) -> list[Reward]:
+        """The reward, or several, as a list."""
+        return reward_list(self.reward)
 
     def _new_optimizer(self) -> torch.optim.Optimizer:
         c = self.config
@@ -155,6 +166,7 @@ class Rounds:
 
     def round(self) -> int:
         """Propose, score, remember and learn once; returns the number of new samples that were scored."""
+        self.scores_of = {}
         new = self._score(self._choose(self._propose()))
         for _ in range(1, self.config.generations):
             if not self.ledger.exhausted:
@@ -228,10 +240,18 @@ class Rounds:
         found = {"valid": sum(key is not None for key, _ in self._draws) / max(1, len(self._draws)), "new": self._new_share}
         if self.latest:
             found["reward"] = sum(entry.score for entry in self.latest) / len(self.latest)
+            found |= self._component_means()
         if known:
             found |= {"best/top1": known[0], "best/top10": sum(known) / len(known)}
         found["learned"] = float(sum(self._learned))
         return found | {"memory": float(len(self.memory)), "restarts": float(self.progress.restarts)}
+
+    def _component_means(self) -> dict[str, float]:
+        """The mean of the known scores of the last round by each of several rewards."""
+        if len(self.rewards) == 1:
+            return {}
+        scores = torch.tensor([self.scores_of[entry.key] for entry in self.latest], dtype=torch.float64)
+        return {f"rewards/{name}/mean": float(scores[:, k].nanmean()) for k, name in enumerate(reward_names(self.rewards))}
 
     def state_dict(self) -> dict[str, Any]:
         """The state between two rounds, for a checkpoint; the ledger has a state of its own."""
@@ -299,9 +319,11 @@ class Rounds:
             return []
         samples, sources = [sample for _, sample, _ in chosen], [source for _, _, source in chosen]
         try:
-            scores = self.ledger.score([self.reward], samples, source=sources)[:, 0]
+            by_reward = self.ledger.score(self.rewards, samples, source=sources)
         except BudgetExhausted as spent:
-            scores = spent.scores[:, 0]
+            by_reward = spent.scores
+        scores = sum_rewards(by_reward, self._weights)
+        self.scores_of |= {key: row for (key, _, _), row in zip(chosen, by_reward.tolist(), strict=True)}
         if not self.ledger.exhausted:  # otherwise some are unknown because the budget ran out
             self.unknown |= {one[0]: None for one, score in zip(chosen, scores.tolist(), strict=True) if score != score}
         if self.screen is not None:

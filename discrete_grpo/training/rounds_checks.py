@@ -31,8 +31,12 @@ def check_parts(**parts: Any) -> None:
     _check_kinds("memory", [parts["memory"]], ScoredMemory)
     _check_kinds("drawable", [one for one in [parts["drawable"]] if one is not None], ScoredMemory, " or None")
     _check_kinds("known", parts["known"], Remembered, ", as in the list kept of a ScoredMemory")
-    for name in ("reward", "objective", "key", "rewrite", "contexts"):
-        value, none = parts[name], " or None" if name in ("rewrite", "contexts") else ""
+    several = parts["reward"] if isinstance(parts["reward"], list | tuple) else [parts["reward"]]
+    if not several:
+        raise ValueError("reward: none given, expected at least one")
+    functions = [(name, parts[name]) for name in ("objective", "key", "rewrite", "contexts")]
+    for name, value in [*(("reward", one) for one in several), *functions]:
+        none = " or None" if name in ("rewrite", "contexts") else ""
         of_objects = name in ("reward", "objective")  # a class would be called in the place of its object; that of a key may be str
         if (isinstance(value, type) and of_objects) or not (callable(value) or (none and value is None)):
             raise ValueError(f"{name}: {_shown(value)}, expected a function{none}")

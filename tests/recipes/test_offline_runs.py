@@ -6,6 +6,7 @@ import copy
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from discrete_grpo.policies.options import with_options
 from discrete_grpo.policies.surrogate import EagerLikelihood, ElboLikelihood
 from discrete_grpo.recipes.offline import OfflineOptions, offline_likelihood, scored_samples
 from discrete_grpo.recipes.train import TrainRecipe
-from discrete_grpo.rewards.ledger import Ledger, text_key
+from discrete_grpo.rewards.ledger import Ledger, molecule_key, text_key
 from discrete_grpo.runs.checkpoint import Checkpoints, load_training, read_policy
 from discrete_grpo.runs.recorder import read_evaluation, read_metrics, read_samples
 from discrete_grpo.training import offline
@@ -150,6 +151,18 @@ def test_rows_that_cannot_be_used_are_left_out_and_counted(tmp_path: Path, capsy
     path.unlink()
     again = scored_samples(options(path, group_column="set"), letters_policy(), text_key, tmp_path, resume=True)
     assert (again.samples, again.scores.tolist(), again.groups.tolist()) == (found.samples, [1, 3, 5], [0, 1, 0])  # type: ignore[union-attr]
+
+
+def test_salts_and_samples_of_different_scores_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("smiles,y,g\nCCN.Cl,1,a\nOCC,2,a\nCCO,3,a\nCCO,3,b\nC(,1,a\nCCC,1,a\nCCC,2,b\n", encoding="utf-8")
+    policy = SimpleNamespace(rollout_of=None, can_draw=lambda text: True)
+    scored_samples(options(path), policy, molecule_key, tmp_path / "alone")
+    said = capsys.readouterr().err
+    assert "1 of those left out have several fragments" in said
+    assert "2 samples have different scores in several rows, which are all learned from ('CCO': 2, 3)" in said
+    scored_samples(options(path, group_column="g"), policy, molecule_key, tmp_path / "groups")
+    assert "1 sample has different scores in several rows" in capsys.readouterr().err
 
 
 def test_a_sample_is_taken_in_canonical_form(tmp_path: Path) -> None:

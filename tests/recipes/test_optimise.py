@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -58,9 +59,41 @@ def _area(scores: Sequence[float], budget: int) -> float:
     return sum((a + b) / 2 for a, b in pairwise(means)) / budget
 
 
-def test_several_rewards_are_added(tmp_path: Path) -> None:
-    found = run(tmp_path, [oxygens, carbons], budget=30)
-    assert all(entry.score == pytest.approx(sum(f([entry.sample])[0] for f in (oxygens, carbons))) for entry in found.best)
+def _rarely(samples: Sequence[str], **columns: Any) -> list[float | None]:
+    return [None if len(text) % 2 else 0.25 for text in samples]
+
+
+def test_several_rewards_are_added_and_kept(tmp_path: Path) -> None:
+    warm = tmp_path / "warm.smi"
+    warm.write_text("CO\nCCO\n")
+    rewards = [oxygens, carbons, _rarely]
+    found = run(tmp_path / "run", rewards, budget=30, reward_weights=[1, 2, 0.5], warm_start=str(warm))
+    for table, column in (("best.csv.gz", "smiles"), ("samples.csv.gz", "sample")):
+        rows = read_samples(tmp_path / "run" / table)
+        for k, sample in enumerate(rows[column]):
+            parts = [f([sample])[0] for f in rewards]  # type: ignore[operator]
+            written = [rows[f"reward_{name}"][k] for name in ("oxygens", "carbons", "_rarely")]
+            assert [float(cell) if cell else None for cell in written] == parts
+            total = sum(
+                w * (part or 0.0) for w, part in zip([1, 2, 0.5], parts, strict=True)
+            )  # unknown counts as 0, as in training
+            assert float(rows["reward"][k]) == pytest.approx(total)
+    assert len(found.best) == 30
+    scores = [entry.score for entry in found.best]
+    assert scores == sorted(scores, reverse=True)
+    last = read_metrics(tmp_path / "run")[-1]
+    latest = read_samples(tmp_path / "run" / "samples.csv.gz")
+    cells = [float(x) for x, step in zip(latest["reward_carbons"], latest["step"], strict=True) if step == latest["step"][-1]]
+    assert last["rewards/carbons/mean"] == pytest.approx(sum(cells) / len(cells))
+
+
+def test_a_reward_of_weight_0_is_only_written(tmp_path: Path) -> None:
+    alone = run(tmp_path / "alone", budget=60)
+    both = run(tmp_path / "both", [oxygens, carbons], budget=60, reward_weights=[1, 0])
+    assert [(entry.sample, entry.score) for entry in both.best] == [(entry.sample, entry.score) for entry in alone.best]
+    assert both.auc_top10 == alone.auc_top10
+    with pytest.raises(ValueError, match=r"^reward_weights: 1 weights, expected one per reward \(2\)$"):
+        run(tmp_path / "wrong", [oxygens, carbons], reward_weights=[1])
 
 
 def test_a_setting_of_the_objective_changes_alone() -> None:

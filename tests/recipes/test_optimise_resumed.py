@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -238,6 +240,36 @@ def test_a_reward_that_was_edited_is_told_when_a_run_goes_on(tmp_path: Path, cap
         assert "rewards.json is damaged, so it is not known whether the rewards have changed" in go(_named(4), resume=True)
         (tmp_path / name / "rewards.json").unlink()  # as in a run of an earlier version
         assert "its code" not in go(_named(4), resume=True)
+
+
+@dataclass(frozen=True)
+class _Table:
+    """A reward that reads a file."""
+
+    path: str
+
+    def __call__(self, samples: Any, **columns: Any) -> list[float]:
+        return [float(Path(self.path).read_text(encoding="utf-8")) for _ in samples]
+
+
+def test_a_file_of_a_reward_that_was_edited_is_told_when_a_run_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table, stored = tmp_path / "table.csv", tmp_path / "run" / "rewards.json"
+    table.write_text("1", encoding="utf-8")
+    config = GRPOConfig(max_steps=1, num_generations=4, generation_batch_size=8, save_steps=1)
+
+    def go(**options: Any) -> str:
+        train(chains(), _Table(str(table)), output_dir=tmp_path / "run", grpo=config, evaluation_samples=0, **options)
+        return capsys.readouterr().err
+
+    told = f"reward _Table: {table}, which it names, has changed since the run began; scores so far are those of the old file\n"
+    assert "changed since the run began" not in go() + go(resume=True)
+    table.write_text("2", encoding="utf-8")
+    assert told in go(resume=True)
+    ((name, found),) = json.loads(stored.read_text(encoding="utf-8")).items()
+    stored.write_text(json.dumps({name: found["code"]}), encoding="utf-8")  # as in a run of an earlier version
+    assert "changed since the run began" not in go(resume=True)
+    stored.write_text(json.dumps({name: "0"}), encoding="utf-8")
+    assert f"reward {name}: its code or its values have changed since the run began" in go(resume=True)
 
 
 def test_a_setting_that_was_changed_is_told_when_training_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,6 +27,8 @@ def test_a_scaffold_is_a_substructure_with_its_aromaticity() -> None:
     samples = ["Cc1ccccc1", "CC1CCCCC1", "CC1CCCCC1", None, "c1ccncc1"]
     scaffolds = ["c1ccccc1", "c1ccccc1", "C1CCCCC1", "C", "c1ccccc1"]
     assert keeps_scaffold(samples, scaffold=scaffolds) == [1.0, 0.0, 1.0, 0.0, 0.0]
+    anilide = ["[*:1]C(=O)Nc1ccccc1"] * 3
+    assert keeps_scaffold(["CC(=O)Nc1ccccc1", "O=CNc1ccccc1", "CC(=O)Nc1ccncc1"], scaffold=anilide) == [1.0, 0.0, 0.0]
 
 
 def test_what_is_missing_or_wrong_is_named() -> None:

@@ -17,6 +17,7 @@ from discrete_grpo.rewards.combine import Gated, GeometricMean
 from discrete_grpo.rewards.diversity import DiversityFilter
 from discrete_grpo.rewards.molecules import qed
 from discrete_grpo.rewards.transforms import (
+    CatalogAlerts,
     CustomAlerts,
     Descriptor,
     DoubleSigmoid,
@@ -85,7 +86,15 @@ def test_descriptors_are_those_of_rdkit() -> None:
 def test_a_molecule_with_any_alert_scores_0() -> None:
     alerts = CustomAlerts(["C#C", "[N+](=O)[O-]"])  # type: ignore[arg-type]
     assert alerts(["CC", "C#CC", "C[N+](=O)[O-]", "C#CC[N+](=O)[O-]", None, "C("]) == [1.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+    assert CustomAlerts("[#6]C(=O)[#8]-[#1]")(["CC(=O)O", "CC(=O)OC"]) == [0.0, 1.0]  # hydrogens are written out in published lists
     assert CustomAlerts("C#C") == CustomAlerts(("C#C",))
+
+
+def test_the_catalogs_of_alerts_are_those_of_rdkit() -> None:
+    catechol, hydrazine, nitro = "Oc1ccccc1O", "NN", "C[N+](=O)[O-]"
+    assert CatalogAlerts("PAINS")(["CCO", catechol, nitro, None, "C("]) == [1.0, 0.0, 1.0, 0.0, 0.0]
+    assert CatalogAlerts()(["CCO", catechol, nitro, hydrazine]) == [1.0, 0.0, 0.0, 0.0]
+    assert CatalogAlerts("PAINS") == CatalogAlerts(("PAINS",))
 
 
 def test_a_geometric_mean_is_that_of_its_definition() -> None:
@@ -114,6 +123,8 @@ def test_a_geometric_mean_is_that_of_its_definition() -> None:
         (lambda: ReverseSigmoid("qed", 0.0, 1.0), "property: 'qed', expected a reward"),  # type: ignore[arg-type]
         (lambda: DoubleSigmoid(qed, 0.0, 1.0, coef_si=-1.0), "coef_si: -1.0, expected"),
         (lambda: CustomAlerts(()), "smarts: none, expected at least one"),
+        (lambda: CatalogAlerts(()), "catalogs: none, expected at least one, such as PAINS"),
+        (lambda: CatalogAlerts("pains"), "catalogs: 'pains', expected one of PAINS_A, PAINS_B, PAINS_C, PAINS, BRENK"),
         (lambda: CustomAlerts(("C", "C(")), r"smarts: 'C\(', expected a SMARTS"),
         (lambda: GeometricMean(()), "rewards: .*, expected at least one"),
         (lambda: GeometricMean((qed, qed), (1.0,)), "weights: .*, expected 2 finite numbers"),

@@ -28,7 +28,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("known", [("a", 0.5)], "a tuple, expected a Remembered, as in the list kept of a ScoredMemory"),
     ("screen", NAMELESS, "a SimpleNamespace has no method observe, expected an object with observe, forget, merit"),
     ("ledger", None, "None has no method score, expected an object with score"),
-    ("reward", [Worth()], "a list, expected a function"),
+    ("reward", [], "none given, expected at least one"),
     ("objective", Likelihood, "the class Likelihood, expected a function"),
     ("key", "smiles", "a str, expected a function"),
     ("rewrite", 3, "an int, expected a function or None"),

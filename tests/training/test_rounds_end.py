@@ -16,7 +16,7 @@ from tests.training.rounds_parts import Ranking, asked, equal, rounds, weights
 def test_a_stale_run_ends_after_its_patience() -> None:
     loop = rounds(patience=3)
     last = 0
-    inner = loop.reward
+    (inner,) = loop.rewards
 
     def noted(samples: Sequence[str], **columns: Any) -> list[float]:
         nonlocal last

@@ -49,6 +49,7 @@ thead th { color: var(--muted); font-weight: 500; font-size: 0.84rem; }
 #samples .text, #samples code { font-size: 0.74rem; overflow-wrap: anywhere; }
 #samples figcaption { font-size: 0.8rem; color: var(--muted); }
 #samples figcaption b { display: block; color: var(--ink); font-size: 1rem; font-variant-numeric: tabular-nums; }
+#samples small { display: block; overflow-wrap: anywhere; }
 #samples code { display: block; overflow: hidden; text-overflow: ellipsis; white-space: nowrap; margin-top: 2px; }
 #examples td { white-space: normal; text-align: left; padding: 8px clamp(8px, 2vw, 24px) 8px 0; vertical-align: middle; }
 #examples th { text-align: left; padding: 6px clamp(8px, 2vw, 24px) 6px 0; }

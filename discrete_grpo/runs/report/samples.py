@@ -6,6 +6,7 @@ import heapq
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from pathlib import Path
+from typing import NamedTuple
 
 from discrete_grpo.runs.folder import BEST, EVALUATION_TABLES, SAMPLES
 from discrete_grpo.runs.recorder import iter_samples
@@ -15,6 +16,7 @@ from discrete_grpo.runs.report.formatting import chart_card, format_value, label
 __all__ = ["best_samples_section", "distributions_section", "drawn_samples_section", "examples_section"]
 
 _MOST_SAMPLES = 24
+_MOST_PARTS = 8  # scores below a picture
 _MOST_EXAMPLES = 10
 _MOST_TEXT = 2000  # characters of a sample or a condition
 _MOST_DRAWING = 60_000  # characters of a picture
@@ -111,13 +113,32 @@ def distributions_section(tables: Mapping[str, Mapping[str, Sequence[str]]]) -> 
     return f'<section id="distributions"><h2>Property distributions</h2>{note}<div class="grid">{"".join(cards)}</div></section>'
 
 
-def _top(best: Mapping[str, tuple[float, str]]) -> dict[str, tuple[float, str]]:
-    return dict(heapq.nlargest(_MOST_SAMPLES, best.items(), key=lambda item: item[1][0]))
+class _Found(NamedTuple):
+    """The reward of a sample, its origin, and its scores by each of several rewards."""
+
+    reward: float
+    origin: str
+    parts: dict[str, str]
+
+    def caption(self) -> str:
+        """Make the text below the picture."""
+        parts = "".join(f"<small>{escape(label_of(n).removeprefix('reward '))} {escape(x)}</small>" for n, x in self.parts.items())
+        return f"<figcaption><b>{format_value(self.reward)}</b>{parts}{escape(self.origin)}</figcaption>"
 
 
-def _best(run: Path, unit: str) -> dict[str, tuple[float, str]]:
-    """Find the unique samples of highest reward, with reward and origin: training, an evaluation, or a search."""
-    best: dict[str, tuple[float, str]] = {}
+def _top(best: Mapping[str, _Found]) -> dict[str, _Found]:
+    return dict(heapq.nlargest(_MOST_SAMPLES, best.items(), key=lambda item: item[1].reward))
+
+
+def _parts(row: Mapping[str, str]) -> dict[str, str]:
+    """The scores of a row by each of several rewards, as text."""
+    names = [name for name in row if name.startswith("reward_")][:_MOST_PARTS]
+    return {name: format_value(found[0]) if (found := _numbers([row[name] or ""])) else "–" for name in names}
+
+
+def _best(run: Path, unit: str) -> dict[str, _Found]:
+    """Find the unique samples of highest reward, with their origin: training, an evaluation, or a search."""
+    best: dict[str, _Found] = {}
     origins = {  # in the order of time
         EVALUATION_TABLES["before"]: "evaluation before training",
         SAMPLES: unit,
@@ -128,11 +149,11 @@ def _best(run: Path, unit: str) -> dict[str, tuple[float, str]]:
         for row in iter_samples(path) if path.exists() else ():
             reward = _numbers([row.get("reward", "")])
             sample = row.get("sample", next(iter(row.values()), "") if path.name == BEST else "")
-            if reward and sample and (sample not in best or reward[0] > best[sample][0]):
+            if reward and sample and (sample not in best or reward[0] > best[sample].reward):
                 origin = origins[path.name]
                 if path.name == BEST:
                     origin = row.get("source", origin)
-                best[sample] = (reward[0], f"{origin} {row['step']}" if "step" in row else origin)
+                best[sample] = _Found(reward[0], f"{origin} {row['step']}" if "step" in row else origin, _parts(row))
             if len(best) > 4096:  # a long run has more samples than memory should hold
                 best = _top(best)
     return _top(best)
@@ -148,10 +169,7 @@ def _figure(sample: str, render: Callable[[str], str | None] | None, caption: st
 
 def best_samples_section(run: Path, render: Callable[[str], str | None] | None, unit: str = "update") -> str:
     """Show the samples of highest reward, each with its picture, reward and origin."""
-    figures = [
-        _figure(sample, render, f"<figcaption><b>{format_value(reward)}</b>{escape(origin)}</figcaption>")
-        for sample, (reward, origin) in _best(run, unit).items()
-    ]
+    figures = [_figure(sample, render, found.caption()) for sample, found in _best(run, unit).items()]
     if not figures:
         return ""
     text = f"The {len(figures)} unique samples of highest reward, with the reward and where each was first reached."
