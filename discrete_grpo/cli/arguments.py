@@ -163,6 +163,17 @@ def _report() -> _Parser:
     return parser
 
 
+def _best() -> _Parser:
+    parser = _Parser("best", "RUN [--name=value ...]", "runs/demo -n 20 --per_scaffold=1 --out=best.sdf")
+    parser.add_argument("run", help="run folder of train, optimise or search")
+    parser.option("n", _whole, "N", "largest number of samples, at least 1", 50, short="n")
+    about = "largest number of molecules with the same Murcko scaffold; those without rings have one in common; by default any"
+    parser.option("per_scaffold", _whole, "N", about)
+    about = "file to write: .csv, .smi, .txt, .sdf or .png; by default rewards and samples are printed"
+    parser.option("out", _text, "FILE", about)
+    return parser
+
+
 def _list() -> _Parser:
     parser = _Parser("list", "[policies | tasks | methods]", "policies")
     about = "bundled policies in full, or tasks or methods of benchmarks; by default presets, policies, rewards and data sets"
@@ -282,7 +293,7 @@ def _import() -> _Parser:
 
 
 _PARSERS = {"resume": _resume, "sample": _sample, "evaluate": _evaluate, "report": _report, "list": _list, "import": _import}
-_PARSERS |= {"benchmark": _benchmark, "preprocess": _preprocess}
+_PARSERS |= {"benchmark": _benchmark, "preprocess": _preprocess, "best": _best}
 _REQUIRED = {"preprocess": ("output_dir",), "import": ("from", "out")}
 
 

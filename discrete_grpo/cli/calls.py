@@ -26,6 +26,7 @@ def call(command: str, given: dict[str, Any]) -> None:
         given: its arguments by name.
     """
     calls = {"sample": _sample, "evaluate": _evaluate, "import": _import, "benchmark": _benchmark, "preprocess": _preprocess}
+    calls |= {"best": _best}
     if command == "list":
         print_list(given["what"])
     elif command == "resume":
@@ -120,6 +121,16 @@ def _named(option: str, names: list[str] | None, fits: Callable[[Any], bool], wa
         return found
 
     return None if names is None else [value(name) for name in names]
+
+
+def _best(given: dict[str, Any]) -> None:
+    from discrete_grpo.recipes.best import best_samples, write_best
+
+    if given["out"] is not None:
+        print(write_best(given["run"], given["out"], given["n"], per_scaffold=given["per_scaffold"]))
+        return
+    found = best_samples(given["run"], given["n"], per_scaffold=given["per_scaffold"])
+    print("".join(f"{one.reward:.6g}\t{one.sample}\n" for one in found), end="")
 
 
 def _report(folder: Path) -> None:

@@ -64,6 +64,7 @@ COMMANDS = {
     "resume": "continue a stopped run, or a finished one for longer",
     "sample": "draw samples from a policy",
     "evaluate": "print the metrics of a file of samples",
+    "best": "print or write the best samples of a run",
     "report": "write the report of a run again",
     "import": "convert a checkpoint of another program",
     "list": "show presets, bundled policies, rewards and data sets; 'list policies', 'list tasks' and 'list methods' show more",

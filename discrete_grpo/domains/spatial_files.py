@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from rdkit import Chem
-from rdkit.Chem import rdDetermineBonds
+from rdkit.Chem import rdDepictor, rdDetermineBonds
 from rdkit.rdBase import BlockLogs
 
 from discrete_grpo.domains.spatial_molecules import SpatialMolecule, as_written, check_apart, from_mol, unsanitised
@@ -15,6 +17,7 @@ __all__ = [
     "from_sdf",
     "from_xyz",
     "perceive_bonds",
+    "plane_sdf",
     "read_record",
     "sdf_records",
     "to_sdf",
@@ -49,6 +52,27 @@ def to_sdf(molecules: Iterable[SpatialMolecule], names: Sequence[str] | None = N
         mol.SetProp("_Name", name)
         blocks.append(f"{Chem.MolToMolBlock(mol, includeStereo=False, kekulize=False)}$$$$\n")
     return "".join(blocks)
+
+
+def plane_sdf(smiles: Sequence[str], properties: Mapping[str, Sequence[Any]]) -> str:
+    """Text of an SDF file of molecules as they are drawn in the plane, with SMILES as titles, without texts that RDKit cannot read.
+
+    Args:
+        smiles: one record each.
+        properties: data items of the records by name; None leaves one out.
+    """
+    text = io.StringIO()
+    with Chem.SDWriter(text) as writer, BlockLogs():
+        for k, one in enumerate(smiles):
+            if (mol := Chem.MolFromSmiles(one)) is None:
+                continue
+            rdDepictor.Compute2DCoords(mol)
+            mol.SetProp("_Name", one)
+            for name, values in properties.items():
+                if values[k] is not None:
+                    mol.SetProp(name, str(values[k]))
+            writer.write(mol)
+    return text.getvalue()
 
 
 def sdf_records(lines: Iterable[str]) -> Iterator[str]:

@@ -35,6 +35,7 @@ __all__ = [
     "sample_file",
     "sample_lines",
     "sample_policy",
+    "table_text",
 ]
 
 
@@ -175,7 +176,7 @@ def sample_file(
     kind, written = suffix_of(path), n
     if kind == ".csv":
         properties = renamed_measured(family.table(samples), found)
-        content = _table_text({family.column: as_text(samples), **properties, **plain_columns(found)}).encode()
+        content = table_text({family.column: as_text(samples), **properties, **plain_columns(found)}).encode()
     elif kind in family.writers:
         content, written = family.writers[kind](samples), sum(s is not None for s in samples)
     else:
@@ -296,6 +297,6 @@ def plain_columns(columns: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[An
     return {name: cells for name, values in columns.items() if (cells := condition_cells(values)) is not None}
 
 
-def _table_text(columns: Mapping[str, Sequence[Any]]) -> str:
+def table_text(columns: Mapping[str, Sequence[Any]]) -> str:
     """Columns of equal length as csv."""
     return csv_text([tuple(columns), *zip(*columns.values(), strict=True)])

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import NamedTuple
 
-from discrete_grpo.runs.folder import BEST, EVALUATION_TABLES, SAMPLES
-from discrete_grpo.runs.recorder import iter_samples
+from discrete_grpo.runs.best import Scored, best_scored
 from discrete_grpo.runs.report.charts import Values, histogram
 from discrete_grpo.runs.report.formatting import chart_card, format_value, label_of, shortened
 
@@ -113,50 +110,11 @@ def distributions_section(tables: Mapping[str, Mapping[str, Sequence[str]]]) -> 
     return f'<section id="distributions"><h2>Property distributions</h2>{note}<div class="grid">{"".join(cards)}</div></section>'
 
 
-class _Found(NamedTuple):
-    """The reward of a sample, its origin, and its scores by each of several rewards."""
-
-    reward: float
-    origin: str
-    parts: dict[str, str]
-
-    def caption(self) -> str:
-        """Make the text below the picture."""
-        parts = "".join(f"<small>{escape(label_of(n).removeprefix('reward '))} {escape(x)}</small>" for n, x in self.parts.items())
-        return f"<figcaption><b>{format_value(self.reward)}</b>{parts}{escape(self.origin)}</figcaption>"
-
-
-def _top(best: Mapping[str, _Found]) -> dict[str, _Found]:
-    return dict(heapq.nlargest(_MOST_SAMPLES, best.items(), key=lambda item: item[1].reward))
-
-
-def _parts(row: Mapping[str, str]) -> dict[str, str]:
-    """The scores of a row by each of several rewards, as text."""
-    names = [name for name in row if name.startswith("reward_")][:_MOST_PARTS]
-    return {name: format_value(found[0]) if (found := _numbers([row[name] or ""])) else "–" for name in names}
-
-
-def _best(run: Path, unit: str) -> dict[str, _Found]:
-    """Find the unique samples of highest reward, with their origin: training, an evaluation, or a search."""
-    best: dict[str, _Found] = {}
-    origins = {  # in the order of time
-        EVALUATION_TABLES["before"]: "evaluation before training",
-        SAMPLES: unit,
-        EVALUATION_TABLES["after"]: "evaluation after training",
-        BEST: "search",
-    }
-    for path in (run / name for name in origins):
-        for row in iter_samples(path) if path.exists() else ():
-            reward = _numbers([row.get("reward", "")])
-            sample = row.get("sample", next(iter(row.values()), "") if path.name == BEST else "")
-            if reward and sample and (sample not in best or reward[0] > best[sample].reward):
-                origin = origins[path.name]
-                if path.name == BEST:
-                    origin = row.get("source", origin)
-                best[sample] = _Found(reward[0], f"{origin} {row['step']}" if "step" in row else origin, _parts(row))
-            if len(best) > 4096:  # a long run has more samples than memory should hold
-                best = _top(best)
-    return _top(best)
+def _caption(found: Scored) -> str:
+    """The text below a picture: reward, the scores by each of several rewards, and origin."""
+    shown = list(found.parts.items())[:_MOST_PARTS]
+    parts = "".join(f"<small>{escape(label_of(n).removeprefix('reward '))} {format_value(value)}</small>" for n, value in shown)
+    return f"<figcaption><b>{format_value(found.reward)}</b>{parts}{escape(found.origin)}</figcaption>"
 
 
 def _figure(sample: str, render: Callable[[str], str | None] | None, caption: str) -> str:
@@ -169,7 +127,7 @@ def _figure(sample: str, render: Callable[[str], str | None] | None, caption: st
 
 def best_samples_section(run: Path, render: Callable[[str], str | None] | None, unit: str = "update") -> str:
     """Show the samples of highest reward, each with its picture, reward and origin."""
-    figures = [_figure(sample, render, found.caption()) for sample, found in _best(run, unit).items()]
+    figures = [_figure(found.sample, render, _caption(found)) for found in best_scored(run, _MOST_SAMPLES, unit=unit)]
     if not figures:
         return ""
     text = f"The {len(figures)} unique samples of highest reward, with the reward and where each was first reached."

@@ -1,0 +1,94 @@
+"""The best samples of a run: which they are, how many of a scaffold, and the files that they are written to."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+from pathlib import Path
+
+import pytest
+from rdkit import Chem
+
+from discrete_grpo.cli import main
+from discrete_grpo.recipes.best import best_samples, write_best
+from discrete_grpo.runs.best import best_scored
+from discrete_grpo.runs.recorder import Recorder, write_table
+
+RINGS = ["c1ccccc1C", "c1ccccc1CC", "c1ccncc1C", "CCO", "CCC"]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run of two updates and an evaluation, some of whose samples are invalid, unknown or repeated."""
+    recorder = Recorder(tmp_path / "run")
+    for step in (1, 2):
+        recorder.record(step, {"reward": 0.5})
+    parts = {"reward_a": [0.5, 0.4, None, 0.2, 0.1], "reward_b": [0.5, 0.5, 0.7, 0.4, 0.4]}
+    recorder.record_samples(1, {"sample": RINGS, "reward": [1.0, 0.9, 0.7, 0.6, 0.5], **parts})
+    later = {"reward_a": [0.5, 0.7, 1.0], "reward_b": [0.5, 0.1, 1.0]}
+    recorder.record_samples(2, {"sample": ["c1ccccc1C", "CCO", None], "reward": [1.0, 0.8, 2.0], **later})
+    write_table(tmp_path / "run" / "evaluation_after.csv.gz", {"sample": ["CN", "CC"], "reward": [0.55, None]})
+    return tmp_path / "run"
+
+
+def test_they_are_different_known_and_ranked(run: Path) -> None:
+    found = best_samples(run, 5)
+    assert [one.sample for one in found] == ["c1ccccc1C", "c1ccccc1CC", "CCO", "c1ccncc1C", "CN"]
+    assert [one.reward for one in found] == [1.0, 0.9, 0.8, 0.7, 0.55]
+    assert [one.origin for one in found] == ["update 1", "update 1", "update 2", "update 1", "evaluation after training"]
+    assert [one.parts for one in found][2:] == [{"reward_a": 0.7, "reward_b": 0.1}, {"reward_a": None, "reward_b": 0.7}, {}]
+    assert [one.sample for one in best_samples(run, 1)] == ["c1ccccc1C"]
+
+
+def test_the_molecules_of_a_scaffold_are_limited(run: Path) -> None:
+    assert [one.sample for one in best_samples(run, per_scaffold=1)] == ["c1ccccc1C", "CCO", "c1ccncc1C"]
+    assert [one.sample for one in best_samples(run, 4, per_scaffold=2)] == ["c1ccccc1C", "c1ccccc1CC", "CCO", "c1ccncc1C"]
+
+
+def test_a_long_run_has_the_same_best_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("discrete_grpo.runs.best._AT_ONCE", 10)
+    recorder = Recorder(tmp_path)
+    for step in range(1, 9):
+        recorder.record(step, {"reward": 0.5})
+        recorder.record_samples(
+            step, {"sample": [f"{step}-{k}" for k in range(9)], "reward": [(7 * step + 5 * k) % 11 for k in range(9)]}
+        )
+    few, every = best_scored(tmp_path, 6), best_scored(tmp_path, 6, accept=lambda sample: True)
+    assert few == every
+    assert [one.reward for one in few] == [10.0] * 6
+    assert [one.sample for one in few] == sorted(one.sample for one in few)  # the first reached come first
+
+
+def test_the_files(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["best", str(run), "-n", "2", f"--out={tmp_path / 'best.csv'}"]) == 0
+    with (tmp_path / "best.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["smiles"] for row in rows] == RINGS[:2]
+    assert [(row["reward"], row["reward_a"], row["origin"]) for row in rows][1] == ("0.9", "0.4", "update 1")
+    assert float(rows[0]["QED"]) > 0
+    write_best(run, tmp_path / "best.smi.gz", 3)
+    assert gzip.decompress((tmp_path / "best.smi.gz").read_bytes()).decode() == "c1ccccc1C\nc1ccccc1CC\nCCO\n"
+    mols = list(Chem.SDMolSupplier(str(write_best(run, tmp_path / "best.sdf", 2))))
+    assert [Chem.MolToSmiles(mol) for mol in mols] == ["Cc1ccccc1", "CCc1ccccc1"]
+    assert [mol.GetProp("reward") for mol in mols] == ["1.0", "0.9"]
+    assert abs(mols[0].GetConformer().GetPositions()).max() > 1  # drawn in the plane
+    assert write_best(run, tmp_path / "best.png", 2).read_bytes().startswith(b"\x89PNG")
+    capsys.readouterr()
+    assert main(["best", str(run), "-n", "2"]) == 0
+    assert capsys.readouterr().out == "1\tc1ccccc1C\n0.9\tc1ccccc1CC\n"
+
+
+def test_what_cannot_be_written_is_one_line(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"^out: .*', expected a file of molecules ending in \.csv, \.smi, \.txt, \.sdf, \.png"):
+        write_best(run, tmp_path / "best.xyz")
+    with pytest.raises(FileNotFoundError, match=r"^run: nowhere is no folder"):
+        best_samples("nowhere")
+    with pytest.raises(ValueError, match=r"^run: .* is no run folder, expected one of train, optimise or search$"):
+        best_samples(tmp_path)
+    with pytest.raises(ValueError, match=r"^n: 0, expected at least 1"):
+        best_samples(run, 0)
+    with pytest.raises(ValueError, match=r"^per_scaffold: 0, expected at least 1"):
+        best_samples(run, per_scaffold=0)
+    Recorder(tmp_path / "bare").record(1, {"reward": 0.5})
+    with pytest.raises(ValueError, match=r"has no sample with a known reward$"):
+        best_samples(tmp_path / "bare")
