@@ -109,7 +109,7 @@ def _scaffold(smiles: str) -> Chem.Mol:
     if mol is None:
         raise ValueError(f"scaffold: {smiles!r}, expected a valid, connected SMILES")
     attachment = Chem.AdjustQueryParameters.NoAdjustments()
-    attachment.makeDummiesQueries = True
+    attachment.makeDummiesQueries = True  # type: ignore[assignment]
     return Chem.AdjustQueryProperties(mol, attachment)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rdkit import Chem
@@ -23,9 +24,9 @@ def run(tmp_path: Path) -> Path:
     recorder = Recorder(tmp_path / "run")
     for step in (1, 2):
         recorder.record(step, {"reward": 0.5})
-    parts = {"reward_a": [0.5, 0.4, None, 0.2, 0.1], "reward_b": [0.5, 0.5, 0.7, 0.4, 0.4]}
+    parts: dict[str, Any] = {"reward_a": [0.5, 0.4, None, 0.2, 0.1], "reward_b": [0.5, 0.5, 0.7, 0.4, 0.4]}
     recorder.record_samples(1, {"sample": RINGS, "reward": [1.0, 0.9, 0.7, 0.6, 0.5], **parts})
-    later = {"reward_a": [0.5, 0.7, 1.0], "reward_b": [0.5, 0.1, 1.0]}
+    later: dict[str, Any] = {"reward_a": [0.5, 0.7, 1.0], "reward_b": [0.5, 0.1, 1.0]}
     recorder.record_samples(2, {"sample": ["c1ccccc1C", "CCO", None], "reward": [1.0, 0.8, 2.0], **later})
     write_table(tmp_path / "run" / "evaluation_after.csv.gz", {"sample": ["CN", "CC"], "reward": [0.55, None]})
     return tmp_path / "run"

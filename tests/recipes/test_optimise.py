@@ -66,12 +66,12 @@ def _rarely(samples: Sequence[str], **columns: Any) -> list[float | None]:
 def test_several_rewards_are_added_and_kept(tmp_path: Path) -> None:
     warm = tmp_path / "warm.smi"
     warm.write_text("CO\nCCO\n")
-    rewards = [oxygens, carbons, _rarely]
+    rewards: list[Any] = [oxygens, carbons, _rarely]
     found = run(tmp_path / "run", rewards, budget=30, reward_weights=[1, 2, 0.5], warm_start=str(warm))
     for table, column in (("best.csv.gz", "smiles"), ("samples.csv.gz", "sample")):
         rows = read_samples(tmp_path / "run" / table)
         for k, sample in enumerate(rows[column]):
-            parts = [f([sample])[0] for f in rewards]  # type: ignore[operator]
+            parts = [f([sample])[0] for f in rewards]
             written = [rows[f"reward_{name}"][k] for name in ("oxygens", "carbons", "_rarely")]
             assert [float(cell) if cell else None for cell in written] == parts
             total = sum(

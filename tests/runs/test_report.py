@@ -66,7 +66,7 @@ def test_a_change_of_rounding_alone_is_none_and_rewards_keep_their_names(tmp_pat
 def test_the_best_samples_show_their_scores_by_each_reward(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path)
     recorder.record(1, {"reward": 0.5})
-    rows = {"sample": ["a", "b"], "reward": [0.5, 0.75], "reward_q<d": [0.25, None], "reward_x_y": [0.25, 0.75]}
+    rows: dict[str, Any] = {"sample": ["a", "b"], "reward": [0.5, 0.75], "reward_q<d": [0.25, None], "reward_x_y": [0.25, 0.75]}
     recorder.record_samples(1, rows)
     text = write_report(tmp_path).read_text("utf-8")
     assert "<b>0.750</b><small>q&lt;d –</small><small>x_y 0.750</small>update 1" in text
