@@ -52,7 +52,8 @@ def check_changes(command: str, before: str, after: str) -> None:
         given, had = new.get(name), old.get(name)
         if name not in may:
             told = f"{name}: {given}, expected {had} as in the run to resume"
-            raise UsageError(f"{told}; what may change is {', '.join(may)}")
+            other = "; for other settings begin a new run with --policy=RUN" if command in ("train", "optimise") else ""
+            raise UsageError(f"{told}; what may change is {', '.join(may)}{other}")
         if name in _GROWING and given is not None and (had is None or given < had):
             raise UsageError(f"{name}: {given}, expected {'null' if had is None else f'at least {had}'} as in the run to resume")
 

@@ -117,7 +117,8 @@ def _wanted(name: str) -> str:
     """The text of an error about a name that is not an import path; for a judge, it explains the use of the class ``Judge``."""
     if name.endswith("-judge") or (Path(name) / "policy").is_dir() or (Path(name) / "model.safetensors").is_file():
         return f"expected the import path of one; of a judge it is --reward=Judge --reward.checkpoint={name}"
-    dotted = name.replace(".py:", ":").replace(":", ".")
+    dotted = name.removeprefix("./").replace(".py:", ":").replace(":", ".").replace("/", ".")
+    dotted = f"{dotted.removesuffix('.py')}.my_reward" if dotted.endswith(".py") else dotted
     near = f"; did you mean {dotted!r}?" if dotted != name and all(part.isidentifier() for part in dotted.split(".")) else ""
     return f"expected an import path such as my_file.my_reward{near}"
 

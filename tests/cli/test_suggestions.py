@@ -221,6 +221,8 @@ def test_a_mistyped_module_is_answered_with_the_folder_and_a_near_name(told: Cal
         (["--reward=3"], "reward: 3 is no reward: expected an import path"),
         (["--reward=my_rewards:length"], "such as my_file.my_reward; did you mean 'my_rewards.length'?"),
         (["--reward=my_rewards.py:length"], "such as my_file.my_reward; did you mean 'my_rewards.length'?"),
+        (["--reward=pk/rew.py:half"], "such as my_file.my_reward; did you mean 'pk.rew.half'?"),
+        (["--reward=./pk/rew.py"], "such as my_file.my_reward; did you mean 'pk.rew.my_reward'?"),
         (["--reward=fill-in-judge"], "of a judge it is --reward=Judge --reward.checkpoint=fill-in-judge"),
         (["--reward=[qed"], "reward: '[qed' is no YAML"),
         (["--reward", "--policy=x"], "reward: no value, expected --reward=VALUE"),
