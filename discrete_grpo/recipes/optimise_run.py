@@ -136,7 +136,9 @@ class OptimiseRun:
         self.recorder.record(step, self.loop.metrics() | self.ledger.metrics() | {"step_time": now - self.since})
         columns = {"sample": [entry.sample for entry in latest], "reward": [entry.score for entry in latest]}
         columns |= components([self.loop.scores_of[entry.key] for entry in latest], reward_names(self.recipe.rewards))
-        self.recorder.record_samples(step, columns | {"source": [entry.source for entry in latest]})
+        columns |= {"source": [entry.source for entry in latest]}
+        begun = self.recorder.columns or list(columns)  # earlier versions had no columns of the components
+        self.recorder.record_samples(step, {name: columns[name] for name in begun})
         self.failures.add(step, take_failures(self.recipe.rewards))
         self.since = now
 
