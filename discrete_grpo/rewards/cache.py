@@ -62,7 +62,7 @@ class ScoreCache:
         if path is not None:
             check_cache_file(path, "path")
         self._file = None if path is None else Database(path, SCORES)
-        self._written = True  # all scores are in the file
+        self._unwritten: dict[bytes, float] = {}  # scores that the file lacks, since it could not be written
         self.damaged = 0
 
     @property
@@ -99,7 +99,7 @@ class ScoreCache:
     def _hold(self, scores: Mapping[bytes, float]) -> None:
         """Keep scores in memory; with a file only the newest, so that memory does not grow with the length of a run."""
         self._scores.update(scores)
-        if self._file is not None and self._written:
+        if self._file is not None and not self._unwritten:
             for key in list(self._scores)[: max(0, len(self._scores) - self.most)]:
                 del self._scores[key]
 
@@ -117,11 +117,13 @@ class ScoreCache:
         return found
 
     def put(self, scores: Mapping[bytes, float]) -> None:
-        """Store scores. If the file cannot be written, a warning is issued and the run continues."""
+        """Store scores. If the file cannot be written, a warning is issued, the run continues, and the next call tries again."""
         if self._file is not None and scores:
-            rows = [(key, float(value), _checksum(key, float(value))) for key, value in scores.items()]
+            self._unwritten |= {key: float(value) for key, value in scores.items()}
+            rows = [(key, value, _checksum(key, value)) for key, value in self._unwritten.items()]
             query = "INSERT OR REPLACE INTO scores VALUES (?, ?, ?)"
-            self._written &= self._try(lambda connection: connection.executemany(query, rows)) is not None
+            if self._try(lambda connection: connection.executemany(query, rows)) is not None:
+                self._unwritten = {}
         self._hold(scores)
 
     def _try(self, work: Callable[[sqlite3.Connection], T]) -> T | None:
@@ -138,8 +140,8 @@ class ScoreCache:
         return None
 
     def state_dict(self) -> dict[str, Any]:
-        """The scores for a checkpoint, empty where a file keeps them."""
-        kept = {} if self._file is not None else self._scores
+        """The scores for a checkpoint, without those that a file keeps."""
+        kept = self._unwritten if self._file is not None else self._scores
         ids = torch.frombuffer(bytearray(b"".join(kept)), dtype=torch.uint8) if kept else torch.empty(0, dtype=torch.uint8)
         return {"ids": ids.reshape(-1, 16), "values": torch.tensor(list(kept.values()), dtype=torch.float64)}
 

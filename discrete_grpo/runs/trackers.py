@@ -208,13 +208,13 @@ class WeightsAndBiases:
         self._run: Any = None
 
     def start(self, step: int) -> None:
-        """Start a new W&B run, or continue the one of the folder if ``step`` is above 0."""
+        """Start a new W&B run, or continue the one of the folder if ``step`` is above 0 or this object has started it."""
         wandb: Any = importlib.import_module("wandb")
         self.folder.mkdir(parents=True, exist_ok=True)
         self._run = wandb.init(
             project=self.project,
             name=self.name or self.folder.resolve().name,
-            id=self._id(new=step == 0),
+            id=self._id(new=step == 0 and self._run is None),
             resume="allow",
             dir=str(self.folder),
             mode=self.mode,

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from torch import nn
 
 from discrete_grpo.benchmarking.counted import CountedTask
 from discrete_grpo.benchmarking.methods import METHODS
+from discrete_grpo.benchmarking.methods.genetic import genetic
 from discrete_grpo.benchmarking.methods.trained import in_rounds
 from discrete_grpo.core.scoring import BudgetExhausted
 from discrete_grpo.domains.tokenizer import Tokenizer
@@ -217,3 +220,26 @@ def test_the_spelling_of_a_file_does_not_reach_the_score(tmp_path: Path) -> None
     METHODS["random"].run(replace(OXYGENS, score=score), None, ledger, 0, file=str(tmp_path / "a.smi"))
     assert sorted(seen) == ["CCNC", "CCO"]
     assert ledger.calls == 2
+
+
+def test_the_patience_of_a_genetic_algorithm_counts_generations_in_a_row() -> None:
+    class Policy(nn.Linear):
+        def sample(self, contexts: Any, generator: Any) -> Any:
+            return SimpleNamespace(samples=["C"] * len(contexts))
+
+    class Proposer:
+        name = "made"
+        made = iter([["CC"], ["CC"], ["CCC"], ["CC"], ["CCCC"], ["C"], ["C"], ["CCCCC"]])
+
+        def propose(self, memory: Any, count: int, generator: Any) -> list[str]:
+            return next(self.made)
+
+    class Length:
+        name, kind = "length", "molecules"
+
+        def __call__(self, samples: Sequence[str], **columns: Any) -> list[float]:
+            return [float(len(sample)) for sample in samples]
+
+    ledger = Ledger(key=molecule_key)
+    genetic(Length(), Policy(1, 1), ledger, 0, Proposer(), 3, 1, patience=2)
+    assert ledger.history().keys == ("C", "CC", "CCC", "CCCC")

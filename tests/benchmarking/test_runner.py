@@ -23,12 +23,14 @@ import pytest
 import torch
 
 from discrete_grpo.benchmarking import runner
+from discrete_grpo.benchmarking.jobs import _says_exhausted
 from discrete_grpo.benchmarking.processes import portable
 from discrete_grpo.benchmarking.results import Results
 from discrete_grpo.benchmarking.runner import benchmark
 from discrete_grpo.benchmarking.suites import SUITES
 from discrete_grpo.cli import main
 from discrete_grpo.core.interrupt import Interrupted
+from discrete_grpo.core.scoring import BudgetExhausted, RewardError
 from discrete_grpo.rewards.task import Task
 from tests.benchmarking.parts import CARBONS, CRASH, DIE, HANG, OXYGENS, SLOW, WALK, walk
 
@@ -397,3 +399,13 @@ def test_sigint_ends_the_workers_and_keeps_what_is_done(tmp_path: Path) -> None:
     assert "Interrupted: stopped; finished rows are in" in told
     assert still(ledger)
     assert json.loads((tmp_path / "results.json").read_text())["rows"] == []
+
+
+def test_the_end_of_the_budget_within_a_reward_of_the_method_is_no_failure() -> None:
+    error: BaseException = BudgetExhausted("used up", torch.empty(0, 1))
+    for _ in range(2):  # as score_one raises it for a reward around another one
+        outer = RewardError("reward filtered: used up")
+        outer.__cause__ = error
+        error = outer
+    assert _says_exhausted(error)
+    assert not _says_exhausted(RewardError("the oracle is away"))

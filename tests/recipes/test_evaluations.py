@@ -13,6 +13,7 @@ import pytest
 import torch
 from rdkit import Chem
 
+from discrete_grpo import train
 from discrete_grpo.core.scoring import Failure, RewardError, take_failures
 from discrete_grpo.domains.molecule_properties import crippen_logp
 from discrete_grpo.recipes.evaluations import Evaluations
@@ -321,3 +322,25 @@ def test_memories_of_another_run_do_not_stay(tmp_path: Path) -> None:
     assert (tmp_path / MEMORIES).exists()
     RewardMemories([qed], tmp_path / MEMORIES, resume=False)
     assert not (tmp_path / MEMORIES).exists()
+
+
+def test_an_evaluation_that_is_made_again_lists_its_failures_once(tmp_path: Path) -> None:
+    class Fails:
+        name = "fails"
+
+        def __init__(self) -> None:
+            self.found: list[Failure] = []
+
+        def __call__(self, samples: Sequence[Any], **columns: Any) -> list[float | None]:
+            self.found += [Failure(sample, "no answer") for sample in samples[:1]]
+            return [None, *(float(k % 2) for k in range(1, len(samples)))]
+
+        def take_failures(self) -> list[Failure]:
+            taken, self.found = self.found, []
+            return taken
+
+    grpo = GRPOConfig(max_steps=1, num_generations=2, generation_batch_size=4)
+    for resume in (False, True):
+        train(tiny_policy(), Fails(), output_dir=tmp_path / "run", grpo=grpo, evaluation_samples=3, resume=resume)
+    rows = [json.loads(line) for line in (tmp_path / "run" / "failures.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [0, 1, 2]

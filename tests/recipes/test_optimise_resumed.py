@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ import torch
 from discrete_grpo import GRPOConfig
 from discrete_grpo.core.interrupt import Interrupt, Interrupted
 from discrete_grpo.core.rollout import as_module
-from discrete_grpo.core.scoring import RewardError
+from discrete_grpo.core.scoring import Failure, RewardError
 from discrete_grpo.recipes import optimise as module
 from discrete_grpo.recipes.grpo_memory import TOKEN_SETTINGS
 from discrete_grpo.recipes.optimise import OptimiseRecipe, optimise
@@ -317,3 +318,30 @@ def test_a_policy_object_that_is_given_again_is_not_the_one_that_restarts_go_bac
         OptimiseRecipe(**given, policy="an object", reward=reward, max_oracle_calls=20), other, tmp_path / "reference"
     )[0]
     assert all(torch.equal(a, b) for a, b in zip(as_module(found.policy).parameters(), first.parameters(), strict=True))
+
+
+def test_rounds_that_are_made_again_list_their_failures_once(tmp_path: Path) -> None:
+    class Lossy:
+        cached_as = None
+
+        def __init__(self, after: int) -> None:
+            self.left, self.found = after, list[Failure]()
+
+        def __call__(self, samples: Sequence[str], **columns: Any) -> list[float | None]:
+            self.left -= len(samples)
+            if self.left < 0:
+                self.left = 10**9
+                raise OSError("the oracle is away")
+            self.found.append(Failure(samples[0], "no answer"))
+            return [None, *oxygens(samples[1:])]
+
+        def take_failures(self) -> list[Failure]:
+            taken, self.found = self.found, []
+            return taken
+
+    reward = Lossy(40)
+    with pytest.raises(RewardError, match="the oracle is away"):
+        run(tmp_path, reward, budget=60, save_rounds=3)
+    run(tmp_path, reward, budget=60, save_rounds=3, resume=True)
+    steps = Counter(json.loads(line)["step"] for line in (tmp_path / "failures.jsonl").read_text().splitlines())
+    assert set(steps.values()) == {1}

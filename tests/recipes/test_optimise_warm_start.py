@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from discrete_grpo.cli import main
+from discrete_grpo.recipes.grpo_memory import fill_memory
+from discrete_grpo.rewards.ledger import Ledger, molecule_key
+from discrete_grpo.training.memory import ScoredMemory
 from tests.recipes.optimise_parts import run
 
 
@@ -47,3 +51,16 @@ def test_a_run_whose_warm_start_used_the_budget_has_a_report(tmp_path: Path) -> 
     (tmp_path / "run" / "report.html").unlink()
     assert main(["report", str(tmp_path / "run")]) == 0
     assert (tmp_path / "run" / "report.html").is_file()
+
+
+def test_a_repeated_molecule_takes_no_place_among_the_first_of_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "start.smi"
+    file.write_text("CCO\nOCC\nCCO\nCC\nC\n")
+
+    def size(samples: list[str], **columns: Any) -> list[float]:
+        return [float(len(sample)) for sample in samples]
+
+    ledger, memory = Ledger(key=molecule_key), ScoredMemory()
+    assert fill_memory(size, ledger, memory, str(file), calls=2) == []
+    assert [entry.sample for entry in memory.kept] == ["CCO", "CC"]
+    assert ledger.calls == 2

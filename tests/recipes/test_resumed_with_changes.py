@@ -33,6 +33,7 @@ from discrete_grpo.training.config import GRPOConfig
 from discrete_grpo.training.lora import LoraOptions
 from discrete_grpo.training.trainer import GRPOTrainer
 from tests.toys import share_of_class_two, tiny_policy
+from tests.training.trainer_options_parts import reference
 
 FOUR = GRPOConfig(max_steps=1, num_generations=4, generation_batch_size=8, num_iterations=4, save_steps=100, learning_rate=1e-3)
 
@@ -287,3 +288,23 @@ def test_a_setting_of_optimise_may_be_none_or_a_power_of_ten() -> None:
     with pytest.raises(ValueError, match="settings: draws"):
         OptimiseRecipe(settings={"draws": None})
     assert json.dumps(settings)
+
+
+def test_samples_of_a_run_that_no_longer_refines_are_marked_as_drawn_from_noise(tmp_path: Path) -> None:
+    config = replace(FOUR, num_iterations=1, max_steps=2)
+    trained(tmp_path, replace(config, refine_fraction=0.5))
+    trained(tmp_path, replace(config, max_steps=4), resume=True)
+    table = read_samples(tmp_path / "samples.csv.gz")
+    assert {mark for step, mark in zip(table["step"], table["refined"], strict=True) if int(step) > 2} == {"0"}
+
+
+def test_a_reference_and_an_average_that_a_resume_adds_begin_with_its_weights(tmp_path: Path) -> None:
+    config = replace(FOUR, max_steps=2, beta=0.0)
+    trained(tmp_path, config)
+    added = replace(config, max_steps=4, beta=0.1, ema_decay=0.9)
+    trainer = GRPOTrainer(tiny_policy(), share_of_class_two, added, run=tmp_path, resume=True)
+    assert trainer.average is not None
+    now = trainer.module.state_dict()
+    assert any(not torch.equal(value, now[name]) for name, value in tiny_policy().state_dict().items())
+    for other in (reference(trainer), trainer.average.module):
+        assert all(torch.equal(value, now[name]) for name, value in other.state_dict().items())

@@ -32,6 +32,7 @@ from discrete_grpo.rewards.conditions import keeps_scaffold
 from discrete_grpo.rewards.molecules import validity
 from discrete_grpo.runs.recorder import read_samples
 from tests.recipes.pretraining.sft_cases import SCALES, texts
+from tests.toys import tiny_policy
 
 
 @pytest.mark.parametrize(
@@ -357,3 +358,17 @@ def test_an_error_in_a_list_speaks_of_the_list() -> None:
         evaluate(["CCO"], reference=["CCO", "xx("])
     with pytest.raises(ValueError, match=r"^train: the list has 1 of 1 lines that are no molecule "):
         evaluate(["CCO"], suite="moses", reference=["CCO"], train=["C(("])
+
+
+def test_conditions_take_turns_across_the_batches() -> None:
+    columns = [{"num_nodes": 2}, {"num_nodes": 3}, {"num_nodes": 4}]
+    samples, found = sample_policy(tiny_policy(), 7, batch_size=2, columns=columns)
+    assert found == {"num_nodes": [2, 3, 4, 2, 3, 4, 2]}
+    assert [len(sample) for sample in samples] == found["num_nodes"]
+
+
+def test_a_sample_without_a_condition_keeps_its_place_in_the_column() -> None:
+    columns: list[dict[str, Any]] = [{"num_nodes": 4}, {}, {}]
+    samples, found = sample_policy(tiny_policy(), 5, batch_size=1, columns=columns)
+    assert found == {"num_nodes": [4, None, None, 4, None]}
+    assert len(samples[0]) == len(samples[3]) == 4

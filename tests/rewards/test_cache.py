@@ -348,3 +348,20 @@ def test_a_cache_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
     said = rf"^reward_cache: '{path}' cannot be opened \(.+\), expected a file that can be written$"
     with pytest.raises(OSError, match=said), open_ledger(tmp_path / "run", str, reward_cache=str(path)):
         pass
+
+
+def test_scores_that_the_file_lacks_stay_in_memory_however_many_they_are(tmp_path: Path) -> None:
+    cache = ScoreCache(tmp_path / "c.sqlite", most=10)
+    assert cache._file is not None
+    cache._file._connection.execute("PRAGMA max_page_count = 3")  # a full disk
+    with pytest.warns(RuntimeWarning, match="scores are kept in memory only"):
+        _full(cache)
+    assert cache.get([key("0"), key("1999")]) == {key("0"): 1.0, key("1999"): 1.0}
+    assert len(cache.state_dict()["ids"]) == 2000  # a checkpoint keeps them
+    cache._file._connection.execute("PRAGMA max_page_count = 100000")
+    cache.put({key("new"): 0.5})
+    assert len(cache.state_dict()["ids"]) == 0
+    cache.close()
+    again = ScoreCache(tmp_path / "c.sqlite")
+    assert again.get([key("0"), key("1999"), key("new")]) == {key("0"): 1.0, key("1999"): 1.0, key("new"): 0.5}
+    again.close()

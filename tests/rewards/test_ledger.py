@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import random
 import sqlite3
@@ -384,3 +385,19 @@ def test_of_equal_samples_in_a_batch_the_first_known_score_is_kept() -> None:
     ledger = Ledger()
     assert ledger.score([places], ["a", "b", "a", "b", "a"])[1:, 0].tolist() == [1.0, 2.0, 3.0, 4.0]
     assert ledger.history().of("places") == [2.0, 1.0]
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_score_that_was_unknown_is_recorded_once_it_is_known(tmp_path: Path, stored: bool) -> None:
+    answers = iter([None, 0.5, 0.25])
+    ledger = Ledger(tmp_path / "ledger.sqlite" if stored else None)
+
+    def flaky(samples: list[str], **columns: Any) -> list[float | None]:
+        return [next(answers) for _ in samples]
+
+    assert math.isnan(ledger.score([flaky], ["a"]).item())
+    ledger.score([flaky], ["a"])
+    ledger.score([flaky], ["a"])  # the first known value is kept
+    assert ledger.calls == 1
+    assert ledger.history().of("flaky") == [0.5]
+    ledger.close()

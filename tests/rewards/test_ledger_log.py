@@ -14,6 +14,7 @@ import torch
 
 from discrete_grpo.core.scoring import BudgetExhausted
 from discrete_grpo.rewards.ledger import Ledger
+from discrete_grpo.rewards.ledger_log import LedgerLog
 from discrete_grpo.rewards.ledger_rows import row_checksum
 from tests.rewards.test_ledger_sources import OLD
 
@@ -258,3 +259,33 @@ def test_a_file_with_a_damaged_page_is_restored_from_the_log(tmp_path: Path) -> 
     again.load_state_dict(state)
     assert content(again) == whole
     again.close()
+
+
+def test_of_very_many_rows_at_once_all_are_in_the_log(tmp_path: Path) -> None:
+    path, samples = tmp_path / "ledger.sqlite", [str(k) for k in range(10_001)]
+
+    def number(texts: list[str], **columns: Any) -> list[float]:
+        return [float(text) for text in texts]
+
+    ledger = Ledger(path)
+    ledger.score([number], samples)
+    state = ledger.state_dict()
+    ledger.close()
+    for file in tmp_path.glob("ledger.sqlite*"):
+        if file.suffix != ".log":
+            file.unlink()
+    again = Ledger(path)
+    again.load_state_dict(state)
+    assert again.calls == len(samples)
+    assert again.history().of("number") == [float(text) for text in samples]
+    again.close()
+
+
+def test_the_log_is_on_the_disk_before_a_checkpoint_counts_on_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr(LedgerLog, "sync", lambda log: synced.append(log.path))
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    ledger.score([lambda samples, **columns: [0.0] * len(samples)], ["a"])
+    ledger.state_dict()
+    assert synced == [tmp_path / "ledger.sqlite.log"]
+    ledger.close()

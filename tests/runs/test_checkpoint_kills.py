@@ -21,6 +21,7 @@ from discrete_grpo.runs.checkpoint import (
     load_metadata,
     save,
 )
+from discrete_grpo.runs.recorder import Recorder
 from discrete_grpo.training.offline import OfflineTrainer
 from discrete_grpo.training.pretrain import Pretrainer
 from tests.letters import letters_policy
@@ -161,3 +162,10 @@ def test_trainers_refuse_the_folder_of_another_run_and_leave_it_as_it_is(tmp_pat
         shutil.rmtree(tmp_path / name / "checkpoints")
         with pytest.raises(ValueError, match=r"another run \(metrics.jsonl\)"):
             make()
+
+
+def test_a_checkpoint_moved_aside_outlives_the_start_of_a_resume(tmp_path: Path) -> None:
+    aside = tmp_path / "checkpoints" / ".step-00000002.0123abcd.old"
+    aside.mkdir(parents=True)
+    Recorder(tmp_path).restore(None)
+    assert Checkpoints(tmp_path).all() == [aside]

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from discrete_grpo.runs.files import whole_folder
 from discrete_grpo.runs.recorder import METRICS, SAMPLES, Recorder, read_metrics, read_samples, write_json, write_table
 
 AWKWARD = ["C,C", 'a "quoted" one', "two\nlines", "a\rreturn", "", " spaces ", "naïve ‖ 分子"]
@@ -163,3 +164,22 @@ def test_large_table_of_many_members_is_read_whole(tmp_path: Path) -> None:
 def test_write_json_takes_numpy_and_nan(tmp_path: Path) -> None:
     write_json(tmp_path / "x.json", {"a": np.float64(0.5), "b": [math.nan, 1], "c": {"d": "é"}, "e": np.int64(3)})
     assert json.loads((tmp_path / "x.json").read_text("utf-8")) == {"a": 0.5, "b": [None, 1], "c": {"d": "é"}, "e": 3}
+
+
+def test_a_folder_that_cannot_be_renamed_leaves_the_one_it_would_replace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    final = tmp_path / "policy"
+    final.mkdir()
+    (final / "weights").write_text("old")
+    rename = Path.rename
+
+    def refused(path: Path, target: Any) -> Path:
+        if path.name.endswith(".tmp"):
+            raise OSError("no rename")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", refused)
+    with pytest.raises(OSError, match="no rename"), whole_folder(final) as made:
+        (made / "weights").write_text("new")
+    monkeypatch.undo()
+    assert [path.name for path in tmp_path.iterdir()] == ["policy"]
+    assert (final / "weights").read_text() == "old"

@@ -170,6 +170,15 @@ def test_a_wandb_run_is_taken_up_again(tmp_path: Path, fake_runs: list[FakeRun])
     assert all(run.finished for run in fake_runs)
 
 
+def test_a_run_that_failed_in_its_first_generation_goes_on_in_the_same_wandb_run(tmp_path: Path, fake_runs: list[FakeRun]) -> None:
+    tracker = Trackers({"wandb": WeightsAndBiases(tmp_path, picture=None)})
+    tracker.start(0)
+    tracker.close()
+    tracker.log(1, {"reward": 0.5})
+    assert len({run.settings["id"] for run in fake_runs}) == 1
+    assert [run.lines for run in fake_runs] == [[], [(1, {"reward": 0.5})]]
+
+
 def test_wandb_gets_a_picture(tmp_path: Path, fake_runs: list[FakeRun]) -> None:
     pytest.importorskip("PIL")
     tracker = WeightsAndBiases(tmp_path)
@@ -353,3 +362,9 @@ def test_interrupting_is_no_failure_of_a_tracker() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         Trackers({"a": Interrupted("never")}).log(1, {})
+
+
+def test_a_sample_with_several_rewards_is_shown_with_the_highest() -> None:
+    from discrete_grpo.runs.trackers import best_distinct
+
+    assert best_distinct(["C", "CC", "C"], [0.9, 0.5, 0.1]) == (("C", "CC"), ("0.9", "0.5"))

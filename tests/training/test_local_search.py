@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from discrete_grpo.training.local_search import local_search
+from discrete_grpo.rewards.ledger import Ledger
+from discrete_grpo.training.local_search import SearchResult, local_search
 from tests.policies.restart_parts import Plain, seeded
 from tests.toys import share_of_class_two, tiny_policy
 
@@ -88,3 +89,36 @@ def test_rewards_are_weighed() -> None:
     parts = list(zip(share_of_class_two(found.samples), size(found.samples), strict=True))
     assert list(found.scores) == parts
     assert list(found.rewards) == pytest.approx([2 * share - 0.5 * count for share, count in parts])
+
+
+def test_a_round_is_described_by_its_population_and_the_known_rewards() -> None:
+    def known(samples: Sequence[Any], **columns: Any) -> list[float | None]:
+        return [None if k % 2 else r for k, r in enumerate(share_of_class_two(samples))]
+
+    lines: list[SearchResult] = []
+    options: dict[str, Any] = {"population": 2, "children": 6, "keep": 8, "generator": seeded(0), "on_round": lines.append}
+    local_search(tiny_policy(), known, rounds=2, **options)
+    for line in lines:
+        assert line.history[-1]["mean"] == sum(line.rewards[:2]) / 2 != sum(line.rewards) / len(line.rewards)
+        assert math.isfinite(line.history[-1]["reward"])
+
+
+def test_a_search_that_has_found_nothing_draws_again_from_noise() -> None:
+    rounds = iter([False, True, True])
+
+    def later(samples: Sequence[Any], **columns: Any) -> list[float | None]:
+        return [*share_of_class_two(samples)] if next(rounds) else [None] * len(samples)
+
+    found = local_search(tiny_policy(), later, rounds=2, population=2, children=3, generator=seeded(0))
+    assert [line["drawn"] for line in found.history] == [6, 12, 18]
+    assert math.isnan(found.history[0]["best"])
+    assert len(found.samples) == 2
+
+
+def test_a_budget_that_ends_within_a_round_ends_the_search_with_what_was_scored() -> None:
+    ledger = Ledger(key=str, max_oracle_calls=5)
+    options: dict[str, Any] = {"population": 4, "children": 5, "batch_size": 5, "generator": seeded(0)}
+    found = local_search(tiny_policy(sizes=(0.0, 0.0, 0.0, 0.0, 1.0)), share_of_class_two, rounds=3, ledger=ledger, **options)
+    assert ledger.calls == 5
+    assert len(found.history) == 1
+    assert list(found.rewards) == share_of_class_two(found.samples)

@@ -145,3 +145,20 @@ def test_sample_metrics_that_fail_lose_no_update(kind: str, tmp_path: Path) -> N
     assert run.step == 2
     assert run.checkpoints is not None
     assert run.checkpoints.all()[-1].name == "step-00000002"
+
+
+def test_a_tracker_gets_samples_every_save_steps_updates() -> None:
+    class Steps:
+        def __init__(self) -> None:
+            self.steps: list[int] = []
+
+        def start(self, step: int) -> None: ...
+        def log(self, step: int, metrics: Any) -> None: ...
+        def close(self) -> None: ...
+
+        def log_samples(self, step: int, samples: Sequence[str], captions: Sequence[str]) -> None:
+            self.steps.append(step)
+
+    tracker = Steps()
+    GRPOTrainer(tiny_policy(), share_of_class_two, replace(CONFIG, max_steps=6), tracker=tracker).train()
+    assert tracker.steps == [1, 3, 5]

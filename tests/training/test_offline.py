@@ -337,3 +337,20 @@ def test_advantages_are_clipped(groups: Tensor | None) -> None:
     free, clipped = (data.advantages(torch.arange(4), replace(SMALL, advantage_clip=clip))[0] for clip in (None, 0.5))
     assert float(free.max()) > 1
     assert torch.equal(clipped, free.clamp(-0.5, 0.5))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "off"),
+    [
+        ("sync_ref_model", {"sync_ref_model": True, "beta": 0.1}, False),
+        ("kl_in", {"kl_in": "reward", "beta": 0.1}, "loss"),
+        ("steps_per_generation", {"steps_per_generation": 4}, 1),
+        ("zero_std_groups", {"zero_std_groups": "resample"}, "mask"),
+        ("generation_shards", {"generation_shards": 2}, None),
+        ("refine_fraction", {"refine_fraction": 0.5}, 0.0),
+    ],
+)
+def test_settings_that_do_not_apply_off_line_are_off(name: str, options: dict[str, Any], off: Any) -> None:
+    given = GRPOConfig(**options)
+    assert getattr(given, name) == options[name] != off
+    assert getattr(offline_config(given, 7), name) == off

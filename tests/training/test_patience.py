@@ -290,3 +290,9 @@ def test_a_restart_puts_the_histogram_of_node_counts_back_too(tmp_path: Path) ->
     assert collapsed[2] > first[2] + 0.1
     made.state.restart_stale()
     assert torch.equal(made.module.state_dict()["head.histogram"], first)
+
+
+def test_every_update_of_a_stale_generation_is_counted() -> None:
+    trainer = run(GRPOConfig(**COLLAPSES | {"patience": 6, "num_iterations": 2}, max_steps=200))
+    lines = trainer.train()
+    assert [line["oracle/patience"] for line in lines[-6:]] == [6.0, 4.0, 4.0, 2.0, 2.0, 0.0]

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import signal
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -282,3 +283,13 @@ def test_every_update_is_in_train_mode_and_has_a_dropout_of_its_own(tmp_path: Pa
     monkeypatch.setattr(made, "_losses", noted)
     made.train()
     assert len(set(drawn)) == 3
+
+
+def test_vectors_do_not_decay_and_the_best_is_that_of_the_settings(tmp_path: Path) -> None:
+    config = replace(CONFIG, weight_decay=0.5, metric_for_best_model="loss", greater_is_better=True)
+    made = Pretrainer(transformer_policy(), DATA, config, tmp_path)
+    decay = {id(p): group["weight_decay"] for group in made.optimizer.param_groups for p in group["params"]}
+    for parameter in made.policy.parameters():
+        assert decay[id(parameter)] == (0.5 if parameter.ndim > 1 else 0.0)
+    assert any(parameter.ndim <= 1 for parameter in made.policy.parameters())
+    assert made.checkpoints.greater_is_better

@@ -151,3 +151,27 @@ def test_a_screen_is_told_each_sample_once_an_island() -> None:
             Counting.times[:] = map(str, loop.met)
         loop.round()
         assert len(Counting.times) == len(set(Counting.times)) == len(loop.met)
+
+
+def test_what_an_island_was_given_is_not_told_to_the_screen_again() -> None:
+    class Counting(Ranking):
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+            self.told: list[str] = []
+
+        def observe(self, samples: Sequence[Any], scores: Tensor) -> None:
+            super().observe(samples, scores)
+            self.told.extend(samples)
+
+        def forget(self) -> None:
+            super().forget()
+            self.told.clear()
+
+    screen = Counting(start=1)
+    loop = rounds(screen=screen, when_stale="islands", passes=0, draws=24)
+    for restart in (False, False, True, False, True):  # the last island knows everything
+        if restart:
+            loop._restart()
+        loop.round()
+    assert any(key in loop.entry_of for key, _ in loop._draws)  # it draws some of that again
+    assert len(screen.told) == len(set(screen.told))

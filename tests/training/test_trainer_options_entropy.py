@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -83,3 +84,14 @@ def test_a_bonus_raises_the_entropy_and_the_controller_moves_its_weight() -> Non
     assert [line["entropy_coef"] for line in trainer.train()] == [0.0, 0.0]  # above the target nothing is added
     assert trainer.controller is not None
     assert trainer.controller.coef == pytest.approx(0.0)
+
+
+def test_an_update_without_a_known_reward_leaves_the_weight_of_the_bonus() -> None:
+    def unknown(samples: Sequence[Any], **columns: Any) -> list[None]:
+        return [None] * len(samples)
+
+    config = GRPOConfig(**SMALL, max_steps=2, use_adaptive_entropy=True, entropy_coef=0.1, entropy_target=1e-3)
+    trainer = GRPOTrainer(tiny_policy(), unknown, config)
+    trainer.train()
+    assert trainer.controller is not None
+    assert trainer.controller.coef == 0.1

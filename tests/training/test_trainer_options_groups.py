@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from discrete_grpo import GRPOConfig, GRPOTrainer
+from discrete_grpo.rewards.ledger import Ledger
 from discrete_grpo.training.minibatches import Batch, TrainRows, groups_missing, groups_of, train_rows, windows
 from tests import trainer_parts
 from tests.toys import tiny_policy, transformer_policy
@@ -79,3 +80,16 @@ def test_resampling_is_bounded_and_an_update_without_any_signal_changes_nothing(
     assert all(torch.equal(a, b) for a, b in zip(before.values(), trainer.module.state_dict().values(), strict=True))
     lines = (tmp_path / "samples.csv.gz").stat().st_size
     assert lines > 0
+
+
+def test_a_budget_that_ends_while_groups_are_drawn_again_trains_on_what_was_scored() -> None:
+    def equal(samples: Sequence[Any], **columns: Any) -> list[float]:
+        return [0.5] * len(samples)
+
+    config = GRPOConfig(**SMALL, zero_std_groups="resample", max_resampling_rounds=3, max_steps=2)
+    policy = tiny_policy(sizes=(0.0, 0.0, 0.0, 0.0, 1.0))
+    ledger = Ledger(key=str, max_oracle_calls=6)
+    lines = GRPOTrainer(policy, equal, config, ledger=ledger).train()
+    assert ledger.calls == 6
+    assert [line["oracle/calls"] for line in lines] == [6.0]
+    assert lines[0]["resampling_rounds"] == 0.0

@@ -308,3 +308,9 @@ def test_values_are_given_from_python(tmp_path: Path) -> None:
     assert load_metadata(folder)["data"] == {"name": "data", "licence": "unknown", "samples": len(RINGS)}
     assert (tmp_path / "run/data.smi").read_text().split() == list(RINGS)
     assert pretrain(recipe, resume=True) == folder
+
+
+def test_a_share_of_exactly_max_broken_is_left_out(tmp_path: Path) -> None:
+    data = written(tmp_path / "mixed.smi", [*RINGS[:3], "CCBr"])
+    found = made(SFTRecipe(texts(tmp_path / "policy"), data, test_share=0.3, max_broken=0.25))
+    assert found.count == 3
