@@ -149,6 +149,8 @@ def _completed(path: str, kind: type, given: Mapping[str, Any]) -> dict[str, Any
     unknown = [str(name) for name in given if name not in names]
     if unknown and len(names) == len(accepted):
         hint = did_you_mean(unknown[0], names) or f"known: {', '.join(names) or 'none'}"
+        if "." in unknown[0]:
+            hint = "arguments of a reward inside another are set in a YAML file, under its init_args"
         raise UsageError(f"{said} {unknown[0]!r} is none of its arguments; {hint}")
     missing = [p.name for p in accepted if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
     if missing := [name for name in missing if name not in given]:

@@ -63,6 +63,7 @@ OTHER_NAMES: dict[str, str] = {
     "heads": "n_head n_heads num_heads nhead",
     "width": "n_embd hidden_size d_model embed_dim hidden_dim",
     "r": "lora_r lora_rank rank",
+    "columns": "scaffold conditions",
     "n": "num_samples n_samples count num",
     "out": "output output_file outfile output_dir save_to",
 }

@@ -217,6 +217,10 @@ def test_a_mistyped_module_is_answered_with_the_folder_and_a_near_name(told: Cal
         (["--reward={class_path: Target, init_args: {property: qed, value: 1, scale: [1, 2]}}"], "scale: [1, 2], expected float"),
         (["--reward={class_path: WeightedSum, init_args: {rewards: [qed, 3], weights: [1, 1]}}"], "but got 3"),
         (["--reward={path: qed}"], "expected a mapping with class_path and init_args"),
+        (
+            ["--reward=Gated", "--reward.reward.weights=[1]"],
+            "'reward.weights' is none of its arguments; arguments of a reward inside another are set in a YAML file",
+        ),
         (["--reward="], "reward: nothing is no reward: expected an import path"),
         (["--reward=3"], "reward: 3 is no reward: expected an import path"),
         (["--reward=my_rewards:length"], "such as my_file.my_reward; did you mean 'my_rewards.length'?"),

@@ -26,6 +26,7 @@ from discrete_grpo.recipes.optimise_run import OptimiseRun
 from discrete_grpo.recipes.train import train
 from discrete_grpo.rewards.diversity import DiversityFilter
 from discrete_grpo.runs.checkpoint import CheckpointError, save
+from discrete_grpo.runs.recorder import read_samples
 from discrete_grpo.training.rounds import Rounds
 from tests.benchmarking.test_methods import chains
 from tests.recipes.optimise_parts import SMALL, carbons, files, oxygens, run
@@ -122,6 +123,17 @@ def test_a_warm_start_with_two_rewards_or_a_random_one_goes_on_to_the_same_bits(
     random.seed(2)
     run(tmp_path / "run", stopped, **given, resume=True)
     assert files(tmp_path / "run") == files(tmp_path / "whole")
+
+
+def test_a_run_of_several_rewards_goes_on_with_the_columns_of_its_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reward = Failing(45)
+    with monkeypatch.context() as patch:  # as in an earlier version
+        patch.setattr("discrete_grpo.recipes.optimise_run.components", lambda rows, names: {})
+        with pytest.raises(RewardError, match="the oracle is away"):
+            run(tmp_path, [reward, carbons], budget=60)
+    run(tmp_path, [reward, carbons], budget=60, resume=True)
+    assert list(read_samples(tmp_path / "samples.csv.gz")) == ["step", "sample", "reward", "source"]
+    assert "reward_carbons" in read_samples(tmp_path / "best.csv.gz")
 
 
 def test_a_run_goes_on_with_what_it_was_made_of_alone(tmp_path: Path) -> None:
