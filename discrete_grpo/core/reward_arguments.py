@@ -133,6 +133,15 @@ def checked_weights(weights: Any, count: int) -> tuple[float, ...]:
     return tuple(weights)
 
 
+def component_columns(rows: Sequence[Sequence[float]], names: Sequence[str]) -> dict[str, list[float]]:
+    """Columns of a table with the scores by each of several rewards, to stand beside that of their sum; none for a single reward.
+
+    >>> component_columns([[0.5, 1.0], [0.25, 2.0]], ["qed", "logp"]), component_columns([[0.5]], ["qed"])
+    ({'reward_qed': [0.5, 0.25], 'reward_logp': [1.0, 2.0]}, {})
+    """
+    return {f"reward_{name}": [row[k] for row in rows] for k, name in enumerate(names)} if len(names) > 1 else {}
+
+
 def check_callables(rewards: Sequence[Any], columns: Collection[str] | None = None) -> list[Any]:
     """Check that each reward can be called with a list of samples, and return the rewards.
 

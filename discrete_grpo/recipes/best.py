@@ -13,8 +13,9 @@ from discrete_grpo.datasets.text_files import suffix_of
 from discrete_grpo.recipes.families import Family, run_family
 from discrete_grpo.recipes.sample import named_file, output_path, table_text
 from discrete_grpo.runs.best import Scored, best_scored
-from discrete_grpo.runs.folder import BEST, is_run
-from discrete_grpo.runs.recorder import write_bytes
+from discrete_grpo.runs.folder import BEST, METRICS, is_run
+from discrete_grpo.runs.recorder import read_metrics, write_bytes
+from discrete_grpo.runs.report.curves import unit_of
 from discrete_grpo.runs.report.formatting import format_value
 
 __all__ = ["best_samples", "write_best"]
@@ -37,7 +38,8 @@ def best_samples(run: str | Path, n: int = 50, *, per_scaffold: int | None = Non
     check_whole("n", n, least=1)
     folder = _run_folder(run)
     accept = None if per_scaffold is None else _scaffold_limit(per_scaffold, run_family(folder))
-    found = best_scored(folder, n, accept=accept)
+    unit = unit_of(read_metrics(folder)) if (folder / METRICS).is_file() else "update"
+    found = best_scored(folder, n, unit=unit, accept=accept)
     if not found:
         raise ValueError(f"run: {folder} has no sample with a known reward")
     return found

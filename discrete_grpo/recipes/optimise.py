@@ -11,12 +11,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from discrete_grpo.core.advantages import sum_rewards
 from discrete_grpo.core.checks import LAST_SEED, check_folder_name, check_whole, plain_number
 from discrete_grpo.core.interrupt import interruptible
 from discrete_grpo.core.option_names import check_options
 from discrete_grpo.core.processes import check_one_process
-from discrete_grpo.core.reward_arguments import check_at_least_one, checked_reward, checked_weights, reward_names
+from discrete_grpo.core.reward_arguments import check_at_least_one, checked_reward, checked_weights, component_columns, reward_names
 from discrete_grpo.core.rollout import Reward, as_module
 from discrete_grpo.core.scoring import shown_value
 from discrete_grpo.policies.options import graph_part, without_likelihood
@@ -28,7 +27,7 @@ from discrete_grpo.recipes.grpo_memory import check_warm_start
 from discrete_grpo.recipes.kinds.molecules import MOLECULES
 from discrete_grpo.recipes.loading import LoadedPolicy, class_name, initial_policy, load, policy_object
 from discrete_grpo.recipes.memory_methods import MemoryMethod, check_settings, method_for
-from discrete_grpo.recipes.optimise_run import OptimiseRun, components
+from discrete_grpo.recipes.optimise_run import OptimiseRun
 from discrete_grpo.recipes.reward_changes import tell_changed_rewards
 from discrete_grpo.recipes.reward_memories import RewardMemories
 from discrete_grpo.recipes.reward_workers import in_workers
@@ -254,13 +253,12 @@ def _finish(run: OptimiseRun, family: Family) -> Optimised:
     names, history = reward_names(recipe.rewards), ledger.history()
     scores = torch.tensor([history.of(name) for name in names], dtype=torch.float64).T
     of_key: dict[Any, list[float]] = dict(zip(history.keys, scores.tolist(), strict=True))
-    total = sum_rewards(scores, torch.tensor(checked_weights(recipe.reward_weights, len(names)))).tolist()
-    area = auc_top_k(total, 10, recipe.max_oracle_calls, auc_spacing(recipe.max_oracle_calls))
+    area = auc_top_k(loop.total(scores).tolist(), 10, recipe.max_oracle_calls, auc_spacing(recipe.max_oracle_calls))
     best, made = tuple(loop.everything.kept[: recipe.keep]), loop.progress
     found = Optimised(best, ledger.calls, area, made.rounds, made.restarts, ledger.sources())
     samples = [entry.sample for entry in best]
     table: dict[str, Sequence[Any]] = {family.column: samples, "reward": [entry.score for entry in best]}
-    table |= components([of_key[entry.key] for entry in best], names)
+    table |= component_columns([of_key[entry.key] for entry in best], names)
     write_table(folder / BEST, table | {"source": [entry.source for entry in best], **family.table(samples)})
     write_json(folder / OPTIMISED, {name: value for name, value in vars(found).items() if name != "best"})
     save(folder / "policy", as_module(without_likelihood(loop.policy)), metadata={**run.metadata, "rounds": made.rounds})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -12,7 +12,7 @@ import torch
 
 from discrete_grpo.core.checks import check_whole
 from discrete_grpo.core.interrupt import Interrupt, Interrupted
-from discrete_grpo.core.reward_arguments import remembers, reward_names
+from discrete_grpo.core.reward_arguments import component_columns, remembers, reward_names
 from discrete_grpo.core.rollout import as_module
 from discrete_grpo.core.scoring import NoScores, RewardError, take_failures
 from discrete_grpo.policies.options import without_likelihood
@@ -37,11 +37,6 @@ __all__ = ["UNKNOWN_CALLS", "OptimiseRun"]
 
 UNKNOWN_CALLS = 100
 """Number of calls without a known score after which a run ends."""
-
-
-def components(rows: Sequence[Sequence[float]], names: Sequence[str]) -> dict[str, list[float]]:
-    """Columns of the scores by each of several rewards, beside that of their sum; none for a single reward."""
-    return {f"reward_{name}": [row[k] for row in rows] for k, name in enumerate(names)} if len(names) > 1 else {}
 
 
 @dataclass
@@ -135,7 +130,7 @@ class OptimiseRun:
         step, latest, now = self.loop.progress.rounds, self.loop.latest, time.perf_counter()
         self.recorder.record(step, self.loop.metrics() | self.ledger.metrics() | {"step_time": now - self.since})
         columns = {"sample": [entry.sample for entry in latest], "reward": [entry.score for entry in latest]}
-        columns |= components([self.loop.scores_of[entry.key] for entry in latest], reward_names(self.recipe.rewards))
+        columns |= component_columns([self.loop.scores_of[entry.key] for entry in latest], reward_names(self.recipe.rewards))
         columns |= {"source": [entry.source for entry in latest]}
         begun = self.recorder.columns or list(columns)  # earlier versions had no columns of the components
         self.recorder.record_samples(step, {name: columns[name] for name in begun})

@@ -11,7 +11,7 @@ import torch
 
 from discrete_grpo.core.checks import LAST_SEED, check_fields, check_range
 from discrete_grpo.core.processes import check_one_process
-from discrete_grpo.core.reward_arguments import check_at_least_one, checked_weights, reward_names
+from discrete_grpo.core.reward_arguments import check_at_least_one, checked_weights, component_columns, reward_names
 from discrete_grpo.core.rollout import is_refinable
 from discrete_grpo.core.scoring import take_failures
 from discrete_grpo.recipes.conditions import prepare_columns, tell_unread
@@ -156,8 +156,7 @@ def _rounds_before(folder: Path) -> int:
 def _write(folder: Path, family: Family, policy: str, found: SearchResult, calls: int, names: Sequence[str]) -> None:
     """Write the best samples and the rounds so far; several rewards have a column each beside that of their sum."""
     table: dict[str, Sequence[Any]] = {family.column: as_text(found.samples), "reward": list(found.rewards)}
-    if len(names) > 1:
-        table |= {f"reward_{name}": [row[k] for row in found.scores] for k, name in enumerate(names)}
+    table |= component_columns(found.scores, names)
     table |= family.table(found.samples)
     write_table(folder / BEST, table)
     about = {"policy": policy, "drawn": found.drawn, "oracle_calls": calls, "history": list(map(dict, found.history))}

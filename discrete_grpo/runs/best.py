@@ -12,9 +12,10 @@ from typing import NamedTuple
 from discrete_grpo.runs.folder import BEST, EVALUATION_TABLES, SAMPLES
 from discrete_grpo.runs.recorder import iter_samples
 
-__all__ = ["Scored", "best_scored"]
+__all__ = ["LARGEST", "Scored", "best_scored", "number_of"]
 
-_LARGEST = 1e100  # beyond it sums overflow
+LARGEST = 1e100
+"""Numbers beyond it are not read, as their sums would overflow."""
 _AT_ONCE = 4096
 
 
@@ -60,7 +61,7 @@ def number_of(cell: str | None) -> float | None:
         value = float(cell or "")
     except ValueError:
         return None
-    return value if abs(value) < _LARGEST else None
+    return value if abs(value) < LARGEST else None
 
 
 def _scored_rows(run: Path, unit: str) -> Iterator[tuple[str, float, str, dict[str, str]]]:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from discrete_grpo.core.advantages import sum_rewards
 from discrete_grpo.core.categorical import Scores, score_sites
 from discrete_grpo.core.drawing import draw
-from discrete_grpo.core.reward_arguments import checked_weights, reward_list, reward_names
+from discrete_grpo.core.reward_arguments import checked_weights, reward_list
 from discrete_grpo.core.rollout import Context, Policy, Replayable, Reward, Rollout, as_module, is_replayable, is_scorer
 from discrete_grpo.core.scoring import Accounts, BudgetExhausted
 from discrete_grpo.training.bf16 import decide_bf16
@@ -31,6 +31,7 @@ from discrete_grpo.training.objectives import Adaptive, Draws, MemoryBatch, Obje
 from discrete_grpo.training.proposers import Proposer, Screen
 from discrete_grpo.training.rounds_checks import check_parts
 from discrete_grpo.training.rounds_config import RoundsConfig
+from discrete_grpo.training.rounds_metrics import rounds_metrics
 from discrete_grpo.training.rounds_state import RoundsProgress, restore_rounds, rounds_state
 
 __all__ = ["Rounds"]
@@ -107,9 +108,9 @@ class Rounds:
         self.entry_of: dict[Hashable, Remembered] = {entry.key: entry for entry in scored}  # in the order of scoring
         self.met: set[Hashable] = set(self.entry_of)  # keys of the samples of this island
         self.unknown: dict[Hashable, None] = {}  # keys of the samples whose score the reward could not give
-        self._draws: list[tuple[Hashable | None, float]] = []  # key and log-prob of what the policy drew in this round
-        self._learned: list[int] = []  # samples of each update of this round
-        self._new_share = 0.0
+        self.draws: list[tuple[Hashable | None, float]] = []  # key and log-prob of what the policy drew in this round
+        self.learned: list[int] = []  # samples of each update of this round
+        self.new_share = 0.0
         self._drawn = False  # whether the policy draws the trajectories of samples
         self.progress = RoundsProgress()
         self.latest: list[Remembered] = []  # samples scored in the last round
@@ -121,6 +122,10 @@ class Rounds:
     def rewards(self) -> list[Reward]:
         """The reward, or several, as a list."""
         return reward_list(self.reward)
+
+    def total(self, scores: Float[Tensor, "sample reward"]) -> Float[Tensor, " sample"]:
+        """The weighted sum of the scores by each reward, float64; NaN where all are unknown."""
+        return sum_rewards(scores, self._weights)
 
     def _new_optimizer(self) -> torch.optim.Optimizer:
         c = self.config
@@ -171,7 +176,7 @@ class Rounds:
         for _ in range(1, self.config.generations):
             if not self.ledger.exhausted:
                 new += self._score(self._choose(self._children({})))
-        self.latest, self._learned = new, []
+        self.latest, self.learned = new, []
         self.progress.rounds += 1
         if self.config.passes and len(self.memory) > 1 and not self.ledger.exhausted:
             self._learn(new)
@@ -230,28 +235,8 @@ class Rounds:
     # -- numbers and checkpoints
 
     def metrics(self) -> dict[str, float]:
-        """Numbers of the last round and of the memory.
-
-        ``reward`` is the mean of what the round scored, ``valid`` and ``new`` are shares of the policy's draws, ``best/top1`` and
-        ``best/top10`` the best score of the run and the mean of the ten best, ``memory`` the samples in it, ``learned`` the samples
-        of the round's updates, each counted as often as it was learned from.
-        """
-        known = [entry.score for entry in self.everything.kept[:10]]
-        found = {"valid": sum(key is not None for key, _ in self._draws) / max(1, len(self._draws)), "new": self._new_share}
-        if self.latest:
-            found["reward"] = sum(entry.score for entry in self.latest) / len(self.latest)
-            found |= self._component_means()
-        if known:
-            found |= {"best/top1": known[0], "best/top10": sum(known) / len(known)}
-        found["learned"] = float(sum(self._learned))
-        return found | {"memory": float(len(self.memory)), "restarts": float(self.progress.restarts)}
-
-    def _component_means(self) -> dict[str, float]:
-        """The mean of the known scores of the last round by each of several rewards."""
-        if len(self.rewards) == 1:
-            return {}
-        scores = torch.tensor([self.scores_of[entry.key] for entry in self.latest], dtype=torch.float64)
-        return {f"rewards/{name}/mean": float(scores[:, k].nanmean()) for k, name in enumerate(reward_names(self.rewards))}
+        """Numbers of the last round and of the memory, see :func:`~discrete_grpo.training.rounds_metrics.rounds_metrics`."""
+        return rounds_metrics(self)
 
     def state_dict(self) -> dict[str, Any]:
         """The state between two rounds, for a checkpoint; the ledger has a state of its own."""
@@ -269,9 +254,9 @@ class Rounds:
         if self.contexts is not None:
             asked = self.contexts(self._reachable, self.config.draws, self.generator)
         drawn = draw(self.policy, asked, generator=self.generator)
-        self._draws = [(self.key(sample), logp) for sample, logp in zip(drawn.samples, drawn.logp.sum(1).tolist(), strict=True)]
+        self.draws = [(self.key(sample), logp) for sample, logp in zip(drawn.samples, drawn.logp.sum(1).tolist(), strict=True)]
         found = self._new(drawn.samples, "policy", {})
-        self._new_share = len(found) / len(self._draws)
+        self.new_share = len(found) / len(self.draws)
         return self._children(found)
 
     def _children(self, found: dict[Hashable, tuple[Any, str]]) -> dict[Hashable, tuple[Any, str]]:
@@ -322,7 +307,7 @@ class Rounds:
             by_reward = self.ledger.score(self.rewards, samples, source=sources)
         except BudgetExhausted as spent:
             by_reward = spent.scores
-        scores = sum_rewards(by_reward, self._weights)
+        scores = self.total(by_reward)
         self.scores_of |= {key: row for (key, _, _), row in zip(chosen, by_reward.tolist(), strict=True)}
         if not self.ledger.exhausted:  # otherwise some are unknown because the budget ran out
             self.unknown |= {one[0]: None for one, score in zip(chosen, scores.tolist(), strict=True) if score != score}
@@ -347,7 +332,7 @@ class Rounds:
             self.objective.begin_round(draws)
         batches = [self._batch(new if k < fresh else ()) for k in range(self.config.passes)]
         batches = [batch for batch in batches if len(batch) > 1]
-        self._learned = [len(batch) for batch in batches]
+        self.learned = [len(batch) for batch in batches]
         before = self.generator.get_state()
         rollouts = [self._rollout(batch) for batch in batches]
         self._drawn = not torch.equal(before, self.generator.get_state())
@@ -395,9 +380,9 @@ class Rounds:
         self.optimizer.step()
 
     def _known_draws(self) -> Draws:
-        known = [(self.entry_of[key].score, logp) for key, logp in self._draws if key is not None and key in self.entry_of]
+        known = [(self.entry_of[key].score, logp) for key, logp in self.draws if key is not None and key in self.entry_of]
         table = torch.tensor(known, device=self._device).reshape(-1, 2)
-        return Draws(table[:, 0], table[:, 1], self._new_share)
+        return Draws(table[:, 0], table[:, 1], self.new_share)
 
     def _reference_logp(self, batch: Sequence[Remembered], rollout: Rollout) -> Float[Tensor, " batch"]:
         """log π_ref of the samples, computed once for samples with a single trajectory, as the reference never changes."""

@@ -41,6 +41,13 @@ def test_they_are_different_known_and_ranked(run: Path) -> None:
     assert [one.sample for one in best_samples(run, 1)] == ["c1ccccc1C"]
 
 
+def test_the_steps_of_an_optimisation_are_rounds(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path)
+    recorder.record(1, {"reward": 0.5, "restarts": 0.0, "memory": 1.0})
+    recorder.record_samples(1, {"sample": ["CCO"], "reward": [0.5]})
+    assert [one.origin for one in best_samples(tmp_path)] == ["round 1"]
+
+
 def test_the_molecules_of_a_scaffold_are_limited(run: Path) -> None:
     assert [one.sample for one in best_samples(run, per_scaffold=1)] == ["c1ccccc1C", "CCO", "c1ccncc1C"]
     assert [one.sample for one in best_samples(run, 4, per_scaffold=2)] == ["c1ccccc1C", "c1ccccc1CC", "CCO", "c1ccncc1C"]

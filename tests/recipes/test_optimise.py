@@ -92,6 +92,9 @@ def test_a_reward_of_weight_0_is_only_written(tmp_path: Path) -> None:
     both = run(tmp_path / "both", [oxygens, carbons], budget=60, reward_weights=[1, 0])
     assert [(entry.sample, entry.score) for entry in both.best] == [(entry.sample, entry.score) for entry in alone.best]
     assert both.auc_top10 == alone.auc_top10
+    found = run(tmp_path / "tenth", budget=60, reward_weights=[0.1])
+    scores = [float(score) for score in read_samples(tmp_path / "tenth" / "samples.csv.gz")["reward"]]
+    torch.testing.assert_close(found.auc_top10, _area(scores, 60), rtol=1e-12, atol=0)  # weights are not rounded to float32
     with pytest.raises(ValueError, match=r"^reward_weights: 1 weights, expected one per reward \(2\)$"):
         run(tmp_path / "wrong", [oxygens, carbons], reward_weights=[1])
 

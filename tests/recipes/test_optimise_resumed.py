@@ -128,7 +128,7 @@ def test_a_warm_start_with_two_rewards_or_a_random_one_goes_on_to_the_same_bits(
 def test_a_run_of_several_rewards_goes_on_with_the_columns_of_its_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reward = Failing(45)
     with monkeypatch.context() as patch:  # as in an earlier version
-        patch.setattr("discrete_grpo.recipes.optimise_run.components", lambda rows, names: {})
+        patch.setattr("discrete_grpo.recipes.optimise_run.component_columns", lambda rows, names: {})
         with pytest.raises(RewardError, match="the oracle is away"):
             run(tmp_path, [reward, carbons], budget=60)
     run(tmp_path, [reward, carbons], budget=60, resume=True)

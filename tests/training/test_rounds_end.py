@@ -108,7 +108,7 @@ def test_an_island_begins_anew_and_every_second_one_knows_everything() -> None:
     assert not screen.observed
     assert {entry.key for entry in loop.everything.kept} == set(scored)
     loop.round()  # what it draws again is known: it enters without a call
-    again = {text for text, _ in loop._draws if text in scored}
+    again = {text for text, _ in loop.draws if text in scored}
     assert again
     assert len(asked(loop)) == len(set(asked(loop)))
     new = set(asked(loop)[len(scored) :])
@@ -173,5 +173,5 @@ def test_what_an_island_was_given_is_not_told_to_the_screen_again() -> None:
         if restart:
             loop._restart()
         loop.round()
-    assert any(key in loop.entry_of for key, _ in loop._draws)  # it draws some of that again
+    assert any(key in loop.entry_of for key, _ in loop.draws)  # it draws some of that again
     assert len(screen.told) == len(set(screen.told))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 
-from discrete_grpo.runs.best import Scored, best_scored
+from discrete_grpo.runs.best import LARGEST, Scored, best_scored
 from discrete_grpo.runs.report.charts import Values, histogram
 from discrete_grpo.runs.report.formatting import chart_card, format_value, label_of, shortened
 
@@ -18,7 +18,6 @@ _MOST_EXAMPLES = 10
 _MOST_TEXT = 2000  # characters of a sample or a condition
 _MOST_DRAWING = 60_000  # characters of a picture
 _MOST_HISTOGRAMS = 40
-_LARGEST = 1e100  # beyond it sums overflow
 _NO_PROPERTY = {"step", "group", "sample", "advantage", "valid"}  # columns of sample tables without a histogram
 _PROPERTIES = {  # title and name of the axis, by column
     "qed": ("QED", "drug-likeness (0–1)"),
@@ -40,7 +39,7 @@ def _numbers(cells: Sequence[str]) -> list[float]:
         values = [float(cell) for cell in cells if cell]
     except ValueError:
         return []
-    return [value for value in values if abs(value) < _LARGEST]
+    return [value for value in values if abs(value) < LARGEST]
 
 
 def _conditions(tables: Mapping[str, Mapping[str, Sequence[str]]]) -> list[str]:
