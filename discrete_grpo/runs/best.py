@@ -52,7 +52,9 @@ def best_scored(run: Path, most: int, *, unit: str = "update", accept: Callable[
             parts = {name: number_of(cell) for name, cell in row.items() if name.startswith("reward_")}
             found[sample] = Scored(sample, reward, origin, parts)
             missing.remove(sample)
-    return [found[sample] for sample in chosen]
+    best = [found[sample] for sample in chosen]
+    several = len({name for one in best for name in one.parts}) > 1  # the score by a single reward is the reward
+    return best if several else [one._replace(parts={}) for one in best]
 
 
 def number_of(cell: str | None) -> float | None:

@@ -14,6 +14,7 @@ from discrete_grpo.cli import main
 from discrete_grpo.recipes.best import best_samples, write_best
 from discrete_grpo.runs.best import best_scored
 from discrete_grpo.runs.recorder import Recorder, write_table
+from discrete_grpo.runs.report.report import write_report
 
 RINGS = ["c1ccccc1C", "c1ccccc1CC", "c1ccncc1C", "CCO", "CCC"]
 
@@ -46,6 +47,15 @@ def test_the_steps_of_an_optimisation_are_rounds(tmp_path: Path) -> None:
     recorder.record(1, {"reward": 0.5, "restarts": 0.0, "memory": 1.0})
     recorder.record_samples(1, {"sample": ["CCO"], "reward": [0.5]})
     assert [one.origin for one in best_samples(tmp_path)] == ["round 1"]
+
+
+def test_the_score_by_a_single_reward_is_not_repeated(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path)
+    recorder.record(1, {"reward": 0.5})
+    recorder.record_samples(1, {"sample": ["CCO"], "reward": [0.5], "reward_qed": [0.5]})
+    write_table(tmp_path / "evaluation_before.csv.gz", {"sample": ["CN"], "reward": [0.6]})
+    assert [(one.sample, one.parts) for one in best_samples(tmp_path)] == [("CN", {}), ("CCO", {})]
+    assert "qed" not in write_report(tmp_path).read_text(encoding="utf-8")
 
 
 def test_the_molecules_of_a_scaffold_are_limited(run: Path) -> None:
