@@ -7,18 +7,18 @@ The receptors are not part of this package. A table of docking scores means litt
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from rdkit import Chem, DataStructs
+from rdkit import Chem
 
-from discrete_grpo.core.checks import check_samples, did_you_mean
-from discrete_grpo.domains.molecule_properties import bit_fingerprint, qed_score, sa_score
-from discrete_grpo.domains.smiles import parse_all, parse_smiles, to_smiles
+from discrete_grpo.core.checks import did_you_mean
+from discrete_grpo.domains.molecule_properties import qed_score, sa_score
+from discrete_grpo.domains.smiles import parse_all, to_smiles
 from discrete_grpo.rewards.docking import Docking
+from discrete_grpo.rewards.nearest import TrainingSet, check_smiles_file, smiles_of
 from discrete_grpo.rewards.sources import file_digest
 from discrete_grpo.rewards.task import Task
 
@@ -27,7 +27,6 @@ __all__ = [
     "DockingScore",
     "DockingTarget",
     "NovelHits",
-    "TrainingSet",
     "docking_task",
     "find_receptor",
     "novel_hits",
@@ -101,10 +100,8 @@ class DockingScore:
     reference: str | None = None
 
     def __post_init__(self) -> None:
-        if self.reference is not None and not Path(self.reference).is_file():
-            raise ValueError(f"reference: {self.reference!r} does not exist, expected a SMILES file of the training molecules")
-        if self.reference is not None and next(_smiles_of(self.reference), None) is None:
-            raise ValueError(f"reference: {self.reference!r} holds no molecule, expected at least one SMILES string")
+        if self.reference is not None:
+            check_smiles_file("reference", self.reference)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -193,38 +190,6 @@ def _target(name: str) -> DockingTarget:
 # -- novel hits
 
 
-class TrainingSet:
-    """The molecules that a novel one must differ from, as Morgan fingerprints of radius 2 with 1024 bits.
-
-    Args:
-        smiles: SMILES of the training set, at least one.
-
-    Raises:
-        ValueError: for a SMILES that cannot be read, or none at all.
-
-    >>> round(TrainingSet(["CCO", "c1ccccc1"]).similarity(Chem.MolFromSmiles("CCCO")), 3)
-    0.556
-    """
-
-    def __init__(self, smiles: Iterable[str]) -> None:
-        check_samples(smiles, "reference", "SMILES")
-        self._smiles = list(smiles)
-        if not self._smiles:
-            raise ValueError("reference: no molecule, expected at least one of the training set")
-
-    @cached_property
-    def _fingerprints(self) -> list[DataStructs.ExplicitBitVect]:
-        mols = [parse_smiles(text) for text in self._smiles]
-        for text, mol in zip(self._smiles, mols, strict=True):
-            if mol is None:
-                raise ValueError(f"reference: {text!r} is no SMILES that RDKit reads")
-        return [bit_fingerprint(mol) for mol in mols if mol is not None]
-
-    def similarity(self, mol: Chem.Mol) -> float:
-        """The largest Tanimoto similarity of a molecule to one of the set, in [0, 1]."""
-        return float(max(DataStructs.BulkTanimotoSimilarity(bit_fingerprint(mol), self._fingerprints)))
-
-
 @dataclass(frozen=True)
 class NovelHits:
     """Novel hits among samples, with all counts behind the two published numbers.
@@ -266,7 +231,7 @@ def novel_hits(
         scores: score of each sample by the docking task, kcal/mol with the sign turned; None or NaN where docking failed. Of the
             scores of repeats the first known one counts.
         target: target or its name, which sets the threshold.
-        reference: the training set; create a :class:`TrainingSet` once to use it several times.
+        reference: the training set; create a :class:`~discrete_grpo.rewards.nearest.TrainingSet` once to use it several times.
 
     Raises:
         ValueError: if there are not as many scores as samples, for an unknown target, or a bad training set.
@@ -326,12 +291,6 @@ def row_numbers(task: Task, samples: Sequence[str], scores: Sequence[float]) -> 
     score = task.score
     if not isinstance(score, DockingScore) or score.reference is None:
         return dict.fromkeys(("novel_hits", "hit_ratio", "top5_score"))
-    found = novel_hits(samples, scores, score.target, TrainingSet(_smiles_of(score.reference)))
+    found = novel_hits(samples, scores, score.target, TrainingSet(smiles_of(score.reference)))
     numbers = {"novel_hits": found.hits, "hit_ratio": found.hit_ratio, "top5_score": found.top5_score}
     return {name: None if math.isnan(value) else value for name, value in numbers.items()}
-
-
-def _smiles_of(file: str) -> Iterator[str]:
-    from discrete_grpo.datasets.reading import smiles_rows
-
-    return (text for _, text in smiles_rows(Path(file)) if parse_smiles(text) is not None)

@@ -17,6 +17,7 @@ __all__ = ["RewardEntry", "public_rewards", "reference_page"]
 
 MODULES = {
     "molecules": "Properties of molecules",
+    "nearest": "Similarity to the molecules of a file",
     "spatial": "Molecules in space",
     "conditions": "Molecules compared with a condition of their group",
     "diversity": "Diversity of molecules",

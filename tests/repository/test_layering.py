@@ -56,6 +56,7 @@ KEEPERS = {
         "rewards.docking",
         "rewards.docking_targets",
         "rewards.molecules",
+        "rewards.nearest",
         "rewards.scoring_parts",
         "rewards.spatial",
         "rewards.transforms",

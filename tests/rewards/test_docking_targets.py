@@ -19,13 +19,13 @@ from discrete_grpo.rewards.docking_targets import (
     TARGETS,
     DockingScore,
     NovelHits,
-    TrainingSet,
     docking_task,
     find_receptor,
     novel_hits,
     row_numbers,
 )
 from discrete_grpo.rewards.identity import reward_identity
+from discrete_grpo.rewards.nearest import TrainingSet
 from discrete_grpo.rewards.pool import RewardPool
 from tests.rewards.test_docking import FakeMeeko, FakeVina
 from tests.shared_data import SHARED
