@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from discrete_grpo.cli.commands import COMMANDS, RUNS, UsageError
+from discrete_grpo.cli.commands import COMMANDS, RECIPES, RUNS, UsageError
 from discrete_grpo.core.checks import did_you_mean
 from discrete_grpo.core.interrupt import sigterm_as_ctrl_c
 
@@ -40,7 +40,7 @@ def _dispatch(arguments: Sequence[str]) -> None:
         print(overview())
     elif command == "--version":
         print(_version())
-    elif command in RUNS and asked:
+    elif command in RECIPES and asked:
         from discrete_grpo.cli.help import run_help
 
         print(run_help(command))
@@ -50,6 +50,11 @@ def _dispatch(arguments: Sequence[str]) -> None:
         from discrete_grpo.cli.runs import start
 
         start(command, rest)
+    elif command == "score":
+        _prepare()
+        from discrete_grpo.cli.runs import score
+
+        score(rest)
     elif command in COMMANDS:
         _prepare()
         from discrete_grpo.cli.arguments import read_arguments

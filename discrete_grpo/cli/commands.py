@@ -13,7 +13,7 @@ from discrete_grpo.cli.bundled import about_bundled
 from discrete_grpo.core.checks import did_you_mean
 from discrete_grpo.runs.folder import RUN
 
-__all__ = ["COMMANDS", "RUNS", "Recipe", "UsageError", "preset_about", "preset_path", "presets", "recipe_of"]
+__all__ = ["COMMANDS", "RECIPES", "RUNS", "Recipe", "UsageError", "preset_about", "preset_path", "presets", "recipe_of"]
 
 
 class UsageError(ValueError):
@@ -46,6 +46,9 @@ RUNS: dict[str, Recipe] = {
 }
 """The commands that make a run folder."""
 
+RECIPES: dict[str, Recipe] = {**RUNS, "score": Recipe("discrete_grpo.recipes.score", "ScoreRecipe", "run_score")}
+"""The commands whose options are those of a recipe: these, and ``score``, which makes no folder."""
+
 COMMANDS = {
     "train": "fine-tune a policy against a reward",
     "pretrain": "train a graph diffusion policy of molecules by likelihood",
@@ -64,6 +67,7 @@ COMMANDS = {
     "resume": "continue a stopped run, or a finished one for longer",
     "sample": "draw samples from a policy",
     "evaluate": "print the metrics of a file of samples",
+    "score": "score the samples of a file by rewards",
     "best": "print or write the best samples of a run",
     "report": "write the report of a run again",
     "import": "convert a checkpoint of another program",
@@ -73,8 +77,8 @@ COMMANDS = {
 
 
 def recipe_of(command: str) -> tuple[type, Callable[..., Any]]:
-    """The settings and the function of a command that makes a run folder; imports the module of its own recipe only."""
-    module, settings, function = RUNS[command]
+    """The settings and the function of a command with a recipe; imports the module of its own recipe only."""
+    module, settings, function = RECIPES[command]
     found = importlib.import_module(module)
     return getattr(found, settings), getattr(found, function)
 

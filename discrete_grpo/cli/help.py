@@ -1,4 +1,4 @@
-"""The help of the commands that make a run folder: their options by topic with defaults and ranges; no recipe is imported."""
+"""The help of the commands with a recipe: their options by topic with defaults and ranges; no recipe is imported."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from discrete_grpo.cli.commands import COMMANDS, RUNS, presets
+from discrete_grpo.cli.commands import COMMANDS, RECIPES, presets
 from discrete_grpo.cli.signatures import Definition, Field, choices, constant, dataclass_fields, field_docs, find, first_line
 from discrete_grpo.core.checks import check_range
 
@@ -110,6 +110,10 @@ EXAMPLES = {
     "sft": ("discrete-grpo sft --policy=smiles-zinc --data=actives.smi", "discrete-grpo sft --policy=tree-64 --data=graphs.g6"),
     "optimise": ("discrete-grpo optimise --reward=my_rewards.docking --max_oracle_calls=2000",),
     "search": ("discrete-grpo search --policy=qm9-small --reward=qed --rounds=5",),
+    "score": (
+        "discrete-grpo score known.smi --reward=my_rewards.length",
+        "discrete-grpo score known.csv --reward='[qed, logp]' --out=scores.csv",
+    ),
 }
 
 
@@ -140,12 +144,12 @@ def options_of(definition: Definition) -> list[Option]:
 
 
 def options(command: str) -> list[Option]:
-    """The options of a command that makes a run folder."""
+    """The options of a command with a recipe."""
     return options_of(_settings(command))
 
 
 def _settings(command: str) -> Definition:
-    module, settings, _ = RUNS[command]
+    module, settings, _ = RECIPES[command]
     definition = find(module, settings)
     assert definition is not None
     return definition
@@ -272,11 +276,11 @@ def _shown(option: Option) -> str:
 
 
 def run_help(command: str) -> str:
-    """The whole help of a command that makes a run folder."""
+    """The whole help of a command with a recipe."""
     names = ", ".join(presets(command))
     about = first_line(_settings(command).node) + (f" Presets: {names}." if names else "")
     lines = [
-        f"usage: discrete-grpo {command} [PRESET | FILE.yaml] [--name=value ...]",
+        f"usage: discrete-grpo {command} {_FIRST.get(command, '[PRESET | FILE.yaml]')} [--name=value ...]",
         "",
         textwrap.fill(about, help_width(), break_on_hyphens=False),
     ]
@@ -288,6 +292,8 @@ def run_help(command: str) -> str:
     return "\n".join(lines)
 
 
+_FIRST = {"score": "FILE"}
+"""The first word of commands that have no presets."""
 _GENERAL = {
     "--config FILE.yaml": "YAML file of options; it may stand anywhere, and later options replace its values",
     "--print_config": "print the resulting options as YAML and stop",

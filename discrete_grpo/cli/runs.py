@@ -1,4 +1,4 @@
-"""Starts and resumes the commands with a run folder."""
+"""Starts and resumes the commands with a run folder, and runs those of a recipe without one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from discrete_grpo.core.checks import check_folder_name
 from discrete_grpo.core.processes import is_first
 from discrete_grpo.runs.folder import BENCHMARK, CONFIG, LEDGER, METRICS, OPTIMISED, RUN, check_free, check_unused
 
-__all__ = ["resume", "start"]
+__all__ = ["resume", "score", "start"]
 
 CALLS_COUNT = ("search", "optimise")
 """Commands whose scored samples are results, so that a run that failed after them is kept."""
@@ -60,6 +60,16 @@ def start(command: str, arguments: Sequence[str]) -> None:
         if is_first():  # it makes the folder; the others use it inside the run
             _write_settings(folder, command, settings)
         _guarded(folder, lambda: run(recipe))
+
+
+def score(arguments: Sequence[str]) -> None:
+    """Score the samples of a file, which the first word names."""
+    words = list(arguments)
+    if words and not words[0].startswith("-"):
+        words[0] = f"--data={words[0]}"
+    recipe, _ = _parsed("score", words)
+    _, run = recipe_of("score")
+    run(recipe)
 
 
 def _write_settings(folder: Path, command: str, settings: str) -> None:

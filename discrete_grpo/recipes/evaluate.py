@@ -24,7 +24,7 @@ from discrete_grpo.runs.console import print_notes, print_table
 from discrete_grpo.runs.folder import is_run
 from discrete_grpo.runs.recorder import write_json
 
-__all__ = ["evaluate", "evaluate_file"]
+__all__ = ["check_kind_name", "check_no_run", "evaluate", "evaluate_file", "family_of_file", "read_samples"]
 
 REFERENCES = ("reference", "train")
 """Options that name a file, or that give a data set as values in Python."""
@@ -79,15 +79,15 @@ def evaluate(
     >>> evaluate(["CCO", "CCO", None])["unique"]
     0.5
     """
-    _check_kind(kind)
+    check_kind_name(kind)
     if isinstance(samples, Mapping) or is_networkx(samples) or not isinstance(samples, str | Path | Iterable):
         raise ValueError(f"samples: {samples!r}, expected a list of samples or the name of a file")
     if not isinstance(samples, str | Path | Sequence):
         samples = list(samples)
     check_options(options, FileOptions, also=("kind",))
     if isinstance(samples, str | Path):
-        _check_no_run("samples", samples)
-        family = KINDS[kind]({}) if kind else _recognised(samples, options.get("max_bytes", MAX_BYTES))
+        check_no_run("samples", samples)
+        family = KINDS[kind]({}) if kind else family_of_file(samples, options.get("max_bytes", MAX_BYTES))
     else:
         family = KINDS[kind or SUITES.get(suite or "") or kind_of_samples(samples)]({})
     _check_no_reference_run(family, {name: options[name] for name in REFERENCES if isinstance(options.get(name), str | Path)})
@@ -100,7 +100,7 @@ def evaluate(
         given = FileOptions(suite=suite, **{**options, **files})
         columns: Any = {}
         if isinstance(samples, str | Path):
-            samples, columns = _read(family, samples, given)
+            samples, columns = read_samples(family, samples, given)
         if suite is None:
             return _measured(family, samples, columns, given)
         result = _suite(family, samples, given)
@@ -139,7 +139,7 @@ def _check_not_read(path: Path, file: str, options: FileOptions) -> None:
             raise ValueError(f"out: {str(path)!r} is read as {name}, expected another name")
 
 
-def _check_no_run(argument: str, path: str | Path) -> None:
+def check_no_run(argument: str, path: str | Path) -> None:
     """Raise ``ValueError`` for a run folder, which would be read as a folder of graphs."""
     if is_run(path):
         raise ValueError(f"{argument}: {path} is a run folder, expected a file of samples, such as samples.csv.gz in it")
@@ -149,7 +149,7 @@ def _check_no_reference_run(family: Family, given: Mapping[str, str | Path]) -> 
     """Raise ``ValueError`` for a run folder as a reference, which only graphs can be compared with."""
     if family.column != "graph":
         for name, path in given.items():
-            _check_no_run(name, path)
+            check_no_run(name, path)
 
 
 def evaluate_file(
@@ -167,17 +167,17 @@ def evaluate_file(
     Raises:
         ValueError, FileNotFoundError: if a file cannot be read, or for an option that the kind of samples does not have.
     """
-    _check_kind(kind)
+    check_kind_name(kind)
     options = options or FileOptions()
     path = None if out is None else named_file(output_path(out))
     if path is not None:
         _check_not_read(path, file, options)
-    _check_no_run("file", file)
+    check_no_run("file", file)
     kind = kind or ("molecules" if options.smiles_column is not None else None)
-    family = KINDS[kind]({}) if kind else _recognised(file, options.max_bytes)
+    family = KINDS[kind]({}) if kind else family_of_file(file, options.max_bytes)
     _check_no_reference_run(family, {name: read for name in REFERENCES if (read := getattr(options, name)) is not None})
     _check_options(family, options)
-    samples, columns = _read(family, file, options)
+    samples, columns = read_samples(family, file, options)
     of_run = suffix_of(Path(file)) in (".csv", ".tsv")  # all of its samples may be invalid
     if samples and not of_run and all(sample is None for sample in samples):
         raise ValueError(f"file: {file!r} holds no sample of the kind {family.name} ({len(samples)} were looked at)")
@@ -201,12 +201,13 @@ def evaluate_file(
     return result
 
 
-def _check_kind(kind: str | None) -> None:
+def check_kind_name(kind: str | None) -> None:
+    """Raise ``ValueError`` for a kind of samples that does not exist."""
     if kind is not None and kind not in KINDS:
         raise ValueError(f"kind: {kind!r}, expected one of {', '.join(KINDS)}")
 
 
-def _recognised(file: str | Path, max_bytes: int) -> Family:
+def family_of_file(file: str | Path, max_bytes: int = MAX_BYTES) -> Family:
     """The family of the samples in a file, by its name and first line; molecules if no other kind is recognised.
 
     Raises:
@@ -220,7 +221,12 @@ def _recognised(file: str | Path, max_bytes: int) -> Family:
     return next((found for make in KINDS.values() if (found := make({})).holds(path, first)), KINDS["molecules"]({}))
 
 
-def _read(family: Family, file: str | Path, options: FileOptions) -> tuple[Sequence[Any], Any]:
+def read_samples(family: Family, file: str | Path, options: FileOptions) -> tuple[Sequence[Any], Any]:
+    """The samples of a file as rewards see them, with None for what is none, and its columns of labels.
+
+    Raises:
+        ValueError: for a kind that is not read from files, or a file that cannot be read.
+    """
     if family.read is None:
         raise ValueError(f"file: {file}, expected a list: samples of the kind {family.name} are not read from files")
     with told_as("file"):

@@ -14,7 +14,7 @@ REWARDS = "discrete_grpo.rewards"
 MODULES = {
     f"{REWARDS}.{module}": kind
     for kind, modules in {
-        "molecules": ("molecules", "conditions", "diversity", "docking", "docking_targets", "classifier"),
+        "molecules": ("molecules", "conditions", "diversity", "docking", "docking_targets", "classifier", "nearest", "transforms"),
         "graphs": ("graphs",),
         "digraphs": ("digraphs",),
         "spatial": ("spatial",),
@@ -41,13 +41,14 @@ def kind_of(reward: Any) -> str | None:
     return MODULES.get(module)
 
 
-def check_kind(rewards: Sequence[Any], kind: str, *also: str) -> None:
+def check_kind(rewards: Sequence[Any], kind: str, *also: str, origin: str = "the policy draws") -> None:
     """Check that no reward of this package is for samples of another kind.
 
     Args:
         rewards: the rewards.
-        kind: kind of samples that the policy draws.
+        kind: kind of the samples.
         also: kinds that its samples may be of as well, such as the molecules that a text can stand for.
+        origin: where the samples come from, for the error.
 
     Raises:
         ValueError: naming the first such reward.
@@ -57,7 +58,7 @@ def check_kind(rewards: Sequence[Any], kind: str, *also: str) -> None:
         if found is not None and found not in (kind, *also):
             told = f"{reward_name(reward)} is for {TOLD.get(found, found)}"
             note = ", or rewards_see: smiles" if (kind, found) == ("spatial", "molecules") else ""
-            raise ValueError(f"reward: {told}, expected one for {TOLD.get(kind, kind)}, which the policy draws{note}")
+            raise ValueError(f"reward: {told}, expected one for {TOLD.get(kind, kind)}, which {origin}{note}")
 
 
 def check_judges(policy: Any, rewards: Sequence[Any]) -> None:

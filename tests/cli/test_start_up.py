@@ -19,7 +19,7 @@ import pytest
 import discrete_grpo
 from discrete_grpo import rewards
 from discrete_grpo.cli import main
-from discrete_grpo.cli.commands import RUNS, presets, recipe_of
+from discrete_grpo.cli.commands import RECIPES, presets, recipe_of
 from discrete_grpo.cli.help import MOST_USED, TOPICS, options, options_of, run_help, topics
 from discrete_grpo.cli.listing import print_list
 from discrete_grpo.cli.signatures import Definition
@@ -53,7 +53,7 @@ LIGHT = [
     "sample -h",
     "benchmark -h",
     "evaluate --refrence=x",
-    *(f"{name} -h" for name in RUNS),
+    *(f"{name} -h" for name in RECIPES),
 ]
 
 
@@ -93,7 +93,7 @@ def shown(value: Any) -> str:
     return str(list(value)) if isinstance(value, tuple) else str(value)
 
 
-@pytest.mark.parametrize("command", RUNS)
+@pytest.mark.parametrize("command", RECIPES)
 def test_the_help_names_every_option_once_with_its_true_default(command: str) -> None:
     true, read = real_options(recipe_of(command)[0]), options(command)
     assert [option.name for option in read] == list(true)
