@@ -169,6 +169,8 @@ def _best() -> _Parser:
     parser.option("n", _whole, "N", "largest number of samples, at least 1", 50, short="n")
     about = "largest number of molecules with the same Murcko scaffold; those without rings have one in common; by default any"
     parser.option("per_scaffold", _whole, "N", about)
+    about = "of several rewards: only samples that no other one dominates, as good by every reward and better by one"
+    parser.option("pareto", _flag, "{true,false}", about, False)
     about = "file to write: .csv, .smi, .txt, .sdf or .png; by default rewards and samples are printed"
     parser.option("out", _text, "FILE", about)
     return parser

@@ -126,10 +126,11 @@ def _named(option: str, names: list[str] | None, fits: Callable[[Any], bool], wa
 def _best(given: dict[str, Any]) -> None:
     from discrete_grpo.recipes.best import best_samples, write_best
 
+    which = {"per_scaffold": given["per_scaffold"], "pareto": bool(given["pareto"])}
     if given["out"] is not None:
-        print(write_best(given["run"], given["out"], given["n"], per_scaffold=given["per_scaffold"]))
+        print(write_best(given["run"], given["out"], given["n"], **which))
         return
-    found = best_samples(given["run"], given["n"], per_scaffold=given["per_scaffold"])
+    found = best_samples(given["run"], given["n"], **which)
     print("".join(f"{one.reward:.6g}\t{one.sample}\n" for one in found), end="")
 
 

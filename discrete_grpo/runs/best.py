@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from discrete_grpo.runs.folder import BEST, EVALUATION_TABLES, SAMPLES
 from discrete_grpo.runs.recorder import iter_samples
 
-__all__ = ["LARGEST", "Scored", "best_scored", "number_of"]
+__all__ = ["LARGEST", "Scored", "best_scored", "non_dominated", "number_of"]
 
 LARGEST = 1e100
 """Numbers beyond it are not read, as their sums would overflow."""
@@ -55,6 +57,29 @@ def best_scored(run: Path, most: int, *, unit: str = "update", accept: Callable[
     best = [found[sample] for sample in chosen]
     several = len({name for one in best for name in one.parts}) > 1  # the score by a single reward is the reward
     return best if several else [one._replace(parts={}) for one in best]
+
+
+def non_dominated(found: Sequence[Scored], signs: Sequence[float]) -> list[Scored]:
+    """The samples that no other one dominates (the Pareto front), in their order; those with an unknown score are left out.
+
+    x dominates y if s_k x_k >= s_k y_k for the scores by every reward k, and > for at least one.
+
+    Args:
+        found: samples with their scores by several rewards.
+        signs: 1 for a reward whose higher scores are better, -1 for one whose lower scores are, 0 for one that does not count.
+
+    >>> found = [Scored(s, a + b, "", {"a": a, "b": b}) for s, a, b in (("x", 2, 0), ("y", 1, 0), ("z", 0, 1))]
+    >>> [one.sample for one in non_dominated(found, (1, 1))]
+    ['x', 'z']
+    """
+    known = [one for one in found if None not in one.parts.values()]
+    points = np.array([list(one.parts.values()) for one in known], dtype=float).reshape(len(known), -1) * np.asarray(signs)
+    front: list[int] = []
+    for k in np.argsort(-points.sum(1), kind="stable"):  # a sample that dominates another comes before it
+        above = points[front] - points[k]
+        if not ((above >= 0).all(1) & (above > 0).any(1)).any():
+            front.append(int(k))
+    return [known[k] for k in sorted(front)]
 
 
 def number_of(cell: str | None) -> float | None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import csv
 import gzip
+import json
+import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,7 @@ from rdkit import Chem
 
 from discrete_grpo.cli import main
 from discrete_grpo.recipes.best import best_samples, write_best
-from discrete_grpo.runs.best import best_scored
+from discrete_grpo.runs.best import Scored, best_scored, non_dominated
 from discrete_grpo.runs.recorder import Recorder, write_table
 from discrete_grpo.runs.report.report import write_report
 
@@ -61,6 +64,44 @@ def test_the_score_by_a_single_reward_is_not_repeated(tmp_path: Path) -> None:
 def test_the_molecules_of_a_scaffold_are_limited(run: Path) -> None:
     assert [one.sample for one in best_samples(run, per_scaffold=1)] == ["c1ccccc1C", "CCO", "c1ccncc1C"]
     assert [one.sample for one in best_samples(run, 4, per_scaffold=2)] == ["c1ccccc1C", "c1ccccc1CC", "CCO", "c1ccncc1C"]
+
+
+def dominates(x: Sequence[float], y: Sequence[float]) -> bool:
+    return all(a >= b for a, b in zip(x, y, strict=True)) and any(a > b for a, b in zip(x, y, strict=True))
+
+
+@pytest.mark.parametrize("signs", [(1.0, 1.0, 1.0), (1.0, -1.0, 1.0), (1.0, 0.0, -1.0)])
+def test_the_pareto_front_is_that_of_all_pairs(signs: tuple[float, ...]) -> None:
+    chance = random.Random(0)
+    values = [[chance.randrange(12) for _ in signs] for _ in range(200)]
+    values += values[:20]  # equal samples do not dominate each other
+    found = [Scored(str(k), sum(v), "", dict(zip("abc", map(float, v), strict=True))) for k, v in enumerate(values)]
+    signed = [[s * x for s, x in zip(signs, v, strict=True)] for v in values]
+    wanted = [str(k) for k, own in enumerate(signed) if not any(dominates(other, own) for other in signed)]
+    assert [one.sample for one in non_dominated(found, signs)] == wanted
+    assert 3 < len(wanted) < 200
+
+
+def test_unknown_scores_are_not_in_the_front_and_one_reward_has_none(run: Path, tmp_path: Path) -> None:
+    assert [one.sample for one in best_samples(run, pareto=True)] == ["c1ccccc1C", "CCO"]  # (0.5, 0.5) and (0.7, 0.1)
+    assert [one.sample for one in best_samples(run, 1, pareto=True)] == ["c1ccccc1C"]
+    recorder = Recorder(tmp_path / "one")
+    recorder.record(1, {"reward": 0.5})
+    recorder.record_samples(1, {"sample": ["CCO"], "reward": [0.5], "reward_qed": [0.5]})
+    with pytest.raises(ValueError, match=r"^pareto: .*one has one reward, expected a run with several$"):
+        best_samples(tmp_path / "one", pareto=True)
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [("settings.json", "grpo.reward_weights"), ("settings.json", "reward_weights"), ("config.yaml", "reward_weights")],
+)
+def test_lower_is_better_by_a_reward_of_negative_weight(
+    run: Path, file: str, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run / file).write_text(json.dumps({name: [1.0, -0.5]}))
+    assert main(["best", str(run), "--pareto=true"]) == 0
+    assert [line.split("\t")[1] for line in capsys.readouterr().out.splitlines()] == ["CCO"]  # 0.7 and the lowest 0.1
 
 
 def test_a_long_run_has_the_same_best_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
