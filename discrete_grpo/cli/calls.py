@@ -38,6 +38,7 @@ def call(command: str, given: dict[str, Any]) -> None:
 
 
 def _sample(given: dict[str, Any]) -> None:
+    from discrete_grpo.recipes.distinct import TooFewDistinct
     from discrete_grpo.recipes.families import SamplerOptions
     from discrete_grpo.recipes.sample import sample_file, sample_lines
     from discrete_grpo.runs.console import print_notes
@@ -51,9 +52,13 @@ def _sample(given: dict[str, Any]) -> None:
         found = loaded_columns(columns)
         columns = found if isinstance(found, list) else [found]
     options = SamplerOptions(**{option.name: given[option.name] for option in sampler_options()})
-    kept = {name: given[name] for name in ("seed", "scaffold", "device")}
+    kept = {name: given[name] for name in ("seed", "scaffold", "device", "max_draws")} | {"distinct": bool(given["distinct"])}
     if given["out"] is None:
-        lines = sample_lines(given["checkpoint"], given["n"], columns=columns, options=options, **kept)
+        try:
+            lines = sample_lines(given["checkpoint"], given["n"], columns=columns, options=options, **kept)
+        except TooFewDistinct as few:
+            print("".join(f"{line}\n" for line in few.samples), end="")
+            raise
         print("".join(f"{line}\n" for line in lines), end="")
         if left_out := given["n"] - len(lines):
             print_notes([f"{left_out} of {given['n']} samples are invalid and are left out; with --out=FILE.csv each has a row"])

@@ -65,6 +65,9 @@ OTHER_NAMES: dict[str, str] = {
     "r": "lora_r lora_rank rank",
     "columns": "scaffold conditions",
     "n": "num_samples n_samples count num",
+    "distinct": "unique unique_molecules",
+    "stop_above": "max_score target_reward",
+    "stop_after": "min_steps",
     "out": "output output_file outfile output_dir save_to",
 }
 """The options of this package by the last part of their names, and the names that TRL, nanoGPT-like scripts, PPO and DDPO trainers

@@ -19,7 +19,7 @@ from discrete_grpo.metrics.resampling import Estimate
 from discrete_grpo.metrics.suite import SUITES, SuiteOptions, SuiteResult, check_suite
 from discrete_grpo.recipes.families import KINDS, Family, FileOptions
 from discrete_grpo.recipes.kinds.graph_objects import is_networkx, kind_of_samples
-from discrete_grpo.recipes.sample import named_file, output_path
+from discrete_grpo.recipes.output_files import named_file, output_path
 from discrete_grpo.runs.console import print_notes, print_table
 from discrete_grpo.runs.folder import is_run
 from discrete_grpo.runs.recorder import write_json

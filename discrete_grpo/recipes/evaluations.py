@@ -19,9 +19,10 @@ from discrete_grpo.core.rollout import Reward
 from discrete_grpo.core.scoring import BudgetExhausted, score_samples, take_failures
 from discrete_grpo.recipes.conditions import conditions_met, renamed_measured
 from discrete_grpo.recipes.families import Columns, Family
+from discrete_grpo.recipes.output_files import as_text, plain_columns
 from discrete_grpo.recipes.reward_memories import RewardMemories
 from discrete_grpo.recipes.reward_workers import tell_slow
-from discrete_grpo.recipes.sample import as_text, plain_columns, sample_policy
+from discrete_grpo.recipes.sample import sample_policy
 from discrete_grpo.rewards.ledger import Ledger
 from discrete_grpo.runs.checkpoint import Checkpoints
 from discrete_grpo.runs.console import print_notes

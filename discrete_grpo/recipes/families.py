@@ -6,7 +6,7 @@ The modules of a kind are imported when the kind is used, or when the kind of a 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -172,6 +172,8 @@ class Family:
         reward_view: makes a reward that sees samples as objects of another library (``networkx``, ``pyg``, ``smiles``) one
             that sees them as the policy gives them, from the reward and the name of the library.
         key: canonical form of a sample for the ledger; None for an invalid one.
+        identity: returns equal values for samples that the metric ``unique`` counts as the same, and None for one that ``valid``
+            does not count; where it is None, ``key`` is taken.
         decode: sets the decoder of a policy's samples from the metadata of the checkpoint.
         condition: converts a condition to the form that the policy reads.
         scaffolds: whether a policy can be conditioned on a scaffold.
@@ -196,6 +198,7 @@ class Family:
     lines: tuple[str, ...] | None = None
     reward_view: Callable[[Any, Any], Any] | None = None
     key: Callable[[Any], str | None] = text_key
+    identity: Callable[[Any], Hashable | None] | None = None
     decode: Callable[[Any, Columns], None] = _keep
     condition: Callable[[Any, Columns, Columns], Columns] = _unchanged
     scaffolds: Callable[[Any], bool] = lambda policy: False

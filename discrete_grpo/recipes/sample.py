@@ -3,40 +3,28 @@
 from __future__ import annotations
 
 import gzip
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from discrete_grpo.core.checks import LAST_SEED, check_whole
-from discrete_grpo.core.condition_cells import condition_cells
-from discrete_grpo.core.csv_cells import csv_text
 from discrete_grpo.core.description import description
 from discrete_grpo.core.drawing import draw, evaluating
 from discrete_grpo.core.option_names import check_keywords
 from discrete_grpo.core.rollout import Context
 from discrete_grpo.datasets.text_files import suffix_of
-from discrete_grpo.domains.sample_text import sample_text
 from discrete_grpo.recipes.conditions import check_read, conditions_met, prepare_columns, read_columns, renamed_measured
 from discrete_grpo.recipes.devices import device_of, to_device
-from discrete_grpo.recipes.families import Columns, Family, SamplerOptions, family_of
+from discrete_grpo.recipes.distinct import Draws, TooFewDistinct, check_distinct_draws, first_distinct
+from discrete_grpo.recipes.families import KINDS, Columns, Family, SamplerOptions, family_of
 from discrete_grpo.recipes.loading import LoadedPolicy, load, with_sampler
+from discrete_grpo.recipes.output_files import as_text, named_file, output_path, plain_columns, table_text
 from discrete_grpo.runs.console import print_notes, print_table, progress
 from discrete_grpo.runs.recorder import write_bytes
 
-__all__ = [
-    "as_text",
-    "named_file",
-    "output_path",
-    "plain_columns",
-    "sample",
-    "sample_file",
-    "sample_lines",
-    "sample_policy",
-    "table_text",
-]
+__all__ = ["sample", "sample_distinct", "sample_file", "sample_lines", "sample_policy"]
 
 
 def sample(
@@ -48,6 +36,8 @@ def sample(
     options: SamplerOptions | None = None,
     batch_size: int = 256,
     device: str | torch.device | None = None,
+    distinct: bool = False,
+    max_draws: int | None = None,
     **other: Any,
 ) -> list[Any]:
     """Draw ``n`` samples, in the form in which rewards see them; None stands for an invalid sample.
@@ -62,39 +52,57 @@ def sample(
         options: changes to how the policy draws.
         batch_size: number of samples that are drawn at a time.
         device: device to draw on, such as ``cuda``, to which the policy is moved; None means the device where it is.
+        distinct: return ``n`` valid samples that all differ, as for :func:`sample_distinct`, in place of all that are drawn.
+        max_draws: with ``distinct``: largest number of draws, at least ``n``; None takes 100 per sample.
         **other: not accepted; the error for another name suggests the right one.
 
     Raises:
         ValueError: if ``n`` or ``batch_size`` is less than 1, or ``seed`` less than 0, for an unavailable device, or for
             conditions or options that the policy cannot follow.
+        TooFewDistinct: if ``max_draws`` samples have fewer than ``n`` distinct ones, which are its attribute ``samples``.
 
     >>> len(sample("qm9-small", 3, options=SamplerOptions(num_steps=4)))
     3
     """
-    check_keywords(other, ("n", "seed", "columns", "options", "batch_size", "device"), {"options": SamplerOptions})
+    known = ("n", "seed", "columns", "options", "batch_size", "device", "distinct", "max_draws")
+    check_keywords(other, known, {"options": SamplerOptions})
     _check_numbers(n, seed, batch_size)
     n, seed, batch_size = int(n), int(seed), int(batch_size)
+    max_draws = check_distinct_draws(distinct, max_draws, n)
     found = None if columns is None else read_columns(columns)
+    family: Family | None
     if isinstance(policy, str | Path):
         loaded = load(policy, options)
         check_read(loaded.policy, found, scaffolds=loaded.family.scaffolds(loaded.policy))
-        drawn, found = loaded.policy, prepare_columns(loaded, found)
+        drawn, found, family = loaded.policy, prepare_columns(loaded, found), loaded.family
     else:
         with evaluating(policy):  # which other options would leave a network of the caller's in
             drawn = with_sampler(policy, options or SamplerOptions())
-        found = _prepared(drawn, found)
-    return sample_policy(to_device(drawn, device), n, seed=seed, batch_size=batch_size, columns=found)[0]
+        found, family = _prepared(drawn, found), _family(drawn) if distinct else None
+    drawn = to_device(drawn, device)
+    if not distinct:
+        return sample_policy(drawn, n, seed=seed, batch_size=batch_size, columns=found)[0]
+    how: dict[str, Any] = {"max_draws": max_draws, "seed": seed, "batch_size": batch_size, "columns": found}
+    samples, _, draws = sample_distinct(drawn, n, family or KINDS["samples"]({}), **how)
+    if len(samples) < n:
+        raise TooFewDistinct(n, draws, samples)
+    return samples
+
+
+def _family(policy: Any) -> Family | None:
+    """The family of a policy object; None where nothing tells it."""
+    told = description(policy)
+    return family_of(told, policy) if told or getattr(policy, "family", None) is not None else None
 
 
 def _prepared(policy: Any, given: list[Columns] | None) -> list[Columns] | None:
     """The conditions in the form that a policy object reads; unchanged where the kind of its samples is not known."""
-    told = description(policy)
-    if given is None or (not told and getattr(policy, "family", None) is None):
+    family = None if given is None else _family(policy)
+    if given is None or family is None:
         check_read(policy, given)
         return given
-    loaded = LoadedPolicy(policy, family_of(told, policy), told)
-    check_read(policy, given, scaffolds=loaded.family.scaffolds(policy))
-    return prepare_columns(loaded, given)
+    check_read(policy, given, scaffolds=family.scaffolds(policy))
+    return prepare_columns(LoadedPolicy(policy, family, description(policy)), given)
 
 
 def sample_policy(
@@ -106,23 +114,72 @@ def sample_policy(
         ValueError: if ``count`` or ``batch_size`` is less than 1, or ``seed`` less than 0, or there are columns and none of them.
     """
     _check_numbers(count, seed, batch_size)
-    if columns is not None and not columns:
-        raise ValueError("columns: an empty list, expected at least one condition or None")
-    generator = torch.Generator(device_of(policy)).manual_seed(seed)
+    _check_columns(columns)
     samples: list[Any] = []
     found: dict[str, list[Any]] = {}
     with evaluating(policy), progress("sampling", count) as bar:
-        while len(samples) < count:
-            rows = range(len(samples), min(count, len(samples) + batch_size))
-            contexts = [Context(k, columns[k % len(columns)] if columns else {}) for k in rows]
-            rollout = draw(policy, contexts, generator=generator)
-            for name, values in rollout.columns.items():
+        for drawn, given in _batches(policy, count, seed, batch_size, columns):
+            for name, values in given.items():
                 found.setdefault(name, [None] * len(samples)).extend(values)
-            samples.extend(rollout.samples)
+            samples.extend(drawn)
             for column in found.values():
                 column.extend([None] * (len(samples) - len(column)))
-            bar.advance(len(rows))
+            bar.advance(len(drawn))
     return samples, found
+
+
+def sample_distinct(
+    policy: Any,
+    count: int,
+    family: Family,
+    *,
+    max_draws: int | None = None,
+    seed: int = 0,
+    batch_size: int = 256,
+    columns: Sequence[Columns] | None = None,
+) -> tuple[list[Any], dict[str, list[Any]], Draws]:
+    """The first ``count`` distinct valid samples of a long draw with the same seed, their condition columns and what was drawn.
+
+    Samples are valid and distinct as the metrics ``valid`` and ``unique`` of the family count them. They are those that
+    :func:`sample_policy` draws in batches of ``min(count, batch_size)``. A note says how many were drawn.
+
+    Args:
+        policy: the policy.
+        count: number of samples; fewer are returned if ``max_draws`` samples do not have as many.
+        family: the family of its samples.
+        max_draws: largest number of draws; None takes 100 per sample.
+        seed: random seed of the sampler.
+        batch_size: largest number of samples that are drawn at a time.
+        columns: conditions, which take turns; samples that differ only in them are not distinct.
+
+    Raises:
+        ValueError: for a number out of its range.
+    """
+    _check_numbers(count, seed, batch_size)
+    _check_columns(columns)
+    most = check_distinct_draws(True, max_draws, count)
+    with evaluating(policy), progress("sampling", count) as bar:
+
+        def reach(draws: Draws) -> None:
+            bar.reach(draws.distinct, drawn=str(draws.drawn), valid=str(draws.valid))
+
+        batches = _batches(policy, most, seed, min(count, batch_size), columns)
+        samples, found, draws = first_distinct(batches, count, family.identity or family.key, reach)
+    if len(samples) == count:
+        print_notes([f"distinct: {draws}"])
+    return samples, found, draws
+
+
+def _batches(
+    policy: Any, count: int, seed: int, batch_size: int, columns: Sequence[Columns] | None
+) -> Iterator[tuple[Sequence[Any], Mapping[str, Sequence[Any]]]]:
+    """Batches of ``count`` samples in all, each with its condition columns; all are drawn by one generator."""
+    generator = torch.Generator(device_of(policy)).manual_seed(seed)
+    for first in range(0, count, batch_size):
+        rows = range(first, min(count, first + batch_size))
+        contexts = [Context(k, columns[k % len(columns)] if columns else {}) for k in rows]
+        rollout = draw(policy, contexts, generator=generator)
+        yield rollout.samples, rollout.columns
 
 
 def _check_numbers(count: int, seed: int, batch_size: int) -> None:
@@ -130,6 +187,11 @@ def _check_numbers(count: int, seed: int, batch_size: int) -> None:
     check_whole("n", count, least=1)
     check_whole("seed", seed, least=0, most=LAST_SEED)
     check_whole("batch_size", batch_size, least=1)
+
+
+def _check_columns(columns: Sequence[Columns] | None) -> None:
+    if columns is not None and not columns:
+        raise ValueError("columns: an empty list, expected at least one condition or None")
 
 
 def sample_file(
@@ -142,6 +204,8 @@ def sample_file(
     columns: str | Sequence[Columns] | None = None,
     options: SamplerOptions | None = None,
     device: str | None = None,
+    distinct: bool = False,
+    max_draws: int | None = None,
 ) -> Path:
     """Draw ``n`` samples into a file and print their numbers, except for images (``.png``).
 
@@ -158,18 +222,41 @@ def sample_file(
         columns: conditions, as for :func:`sample`.
         options: changes to how the policy draws.
         device: device to draw on, as for :func:`sample`.
+        distinct: draw until there are ``n`` distinct valid samples, as for :func:`sample`, and print how many were drawn.
+        max_draws: as for :func:`sample`.
 
     Raises:
         FileNotFoundError, PermissionError: if the folder of ``out`` does not exist or cannot be written to, before any is drawn.
         OSError: if the file cannot be written (a full disk); an older one is left unchanged.
         ValueError: for an ending that samples of the kind cannot have, a number out of its range, or a condition that the policy
             does not read, before any is drawn; if no sample can be written to a file that is no table.
+        TooFewDistinct: as for :func:`sample`, after those that were found have been written; without any there is no file.
     """
     _check_numbers(n, seed, 1)
+    max_draws = check_distinct_draws(distinct, max_draws, n)
     path, loaded = output_path(out), load(checkpoint, options)
-    family = loaded.family
-    _check_ending(path, checkpoint, family)
-    samples, found = _drawn(loaded, n, seed, scaffold, columns, device)
+    _check_ending(path, checkpoint, loaded.family)
+    how = (loaded, n, seed, scaffold, columns, device)
+    if not distinct:
+        return _write(path, checkpoint, loaded, *_drawn(*how))
+    samples, found, draws = _drawn_distinct(*how, max_draws)
+    if samples:
+        _write(path, checkpoint, loaded, samples, found, draws)
+    if (count := len(samples)) < n:
+        raise TooFewDistinct(n, draws, samples, f"{path} has the {count} that were found" if count else f"{path} is not written")
+    return path
+
+
+def _write(
+    path: Path,
+    checkpoint: str,
+    loaded: LoadedPolicy,
+    samples: Sequence[Any],
+    found: Mapping[str, Sequence[Any]],
+    draws: Draws | None = None,
+) -> Path:
+    """Write the samples and print their numbers, below those of the ``draws`` that they were chosen from; return the file."""
+    family, n = loaded.family, len(samples)
     if path.suffix == ".png" and family.sheet is not None:
         family.sheet(named_file(path), samples)
         return path
@@ -185,8 +272,9 @@ def sample_file(
     if written:
         write_bytes(named_file(path), gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
     met = conditions_met(samples, found, family.name, loaded.metadata.get("measured", ()))
-    measured = {**family.evaluate(samples), **met}
-    print_table(f"{n} samples of {checkpoint}", {str(path): measured})
+    rows = {} if draws is None else {"all that were drawn": draws.shares}
+    title = f"{n} {'distinct ' if rows else ''}samples of {checkpoint}"
+    print_table(title, rows | {str(path): {**family.evaluate(samples), **met}})
     if not written:
         raise ValueError(f"out: none of {n} samples can be written to {path}; a .csv has a row for each sample")
     if written < n:
@@ -204,6 +292,8 @@ def sample_lines(
     columns: str | Sequence[Columns] | None = None,
     options: SamplerOptions | None = None,
     device: str | None = None,
+    distinct: bool = False,
+    max_draws: int | None = None,
 ) -> list[str]:
     """Draw ``n`` samples and return the valid ones as lines of text.
 
@@ -215,17 +305,26 @@ def sample_lines(
         columns: conditions.
         options: changes to how the policy draws.
         device: device to draw on.
+        distinct: return ``n`` distinct valid samples.
+        max_draws: largest number of draws for them.
 
     Raises:
         ValueError: for a number out of its range, or a condition that the policy does not read.
+        TooFewDistinct: as for :func:`sample`; its ``samples`` are lines.
 
     >>> len(sample_lines("smiles-zinc", 2)) <= 2
     True
     """
     _check_numbers(n, seed, 1)
-    loaded = load(checkpoint, options)
-    samples, _ = _drawn(loaded, n, seed, scaffold, columns, device)
-    return _valid_lines(loaded.family, samples)
+    max_draws = check_distinct_draws(distinct, max_draws, n)
+    loaded, how = load(checkpoint, options), (n, seed, scaffold, columns, device)
+    if not distinct:
+        return _valid_lines(loaded.family, _drawn(loaded, *how)[0])
+    samples, _, draws = _drawn_distinct(loaded, *how, max_draws)
+    lines = _valid_lines(loaded.family, samples)
+    if len(samples) < n:
+        raise TooFewDistinct(n, draws, lines)
+    return lines
 
 
 def _valid_lines(family: Family, samples: Sequence[Any]) -> list[str]:
@@ -242,11 +341,30 @@ def _drawn(
     device: str | None,
 ) -> tuple[list[Any], dict[str, list[Any]]]:
     """Samples under conditions that the policy reads, and their columns."""
+    conditions = _conditions(loaded, scaffold, columns)
+    return sample_policy(to_device(loaded.policy, device), n, seed=seed, columns=conditions)
+
+
+def _drawn_distinct(
+    loaded: LoadedPolicy,
+    n: int,
+    seed: int,
+    scaffold: str | None,
+    columns: str | Sequence[Columns] | None,
+    device: str | None,
+    max_draws: int,
+) -> tuple[list[Any], dict[str, list[Any]], Draws]:
+    """Distinct samples under such conditions, their columns and what was drawn."""
+    how: dict[str, Any] = {"max_draws": max_draws, "seed": seed, "columns": _conditions(loaded, scaffold, columns)}
+    return sample_distinct(to_device(loaded.policy, device), n, loaded.family, **how)
+
+
+def _conditions(loaded: LoadedPolicy, scaffold: str | None, columns: str | Sequence[Columns] | None) -> list[Columns] | None:
+    """The conditions in the form that the policy reads; None without any."""
     given = None if columns is None else read_columns(columns)
     alone = given if scaffold is None else given or []
     check_read(loaded.policy, alone, scaffolds=loaded.family.scaffolds(loaded.policy))
-    conditions = prepare_columns(loaded, given, scaffold)
-    return sample_policy(to_device(loaded.policy, device), n, seed=seed, columns=conditions)
+    return prepare_columns(loaded, given, scaffold)
 
 
 def _check_ending(path: Path, checkpoint: str, family: Family) -> None:
@@ -258,45 +376,3 @@ def _check_ending(path: Path, checkpoint: str, family: Family) -> None:
     if family.lines is not None and kind not in known and not (drawn and path.suffix == ".png"):
         told = f"{', '.join(known)}, also with .gz, or .png" if drawn else f"{', '.join(known[:-1])} or {known[-1]}, also with .gz"
         raise ValueError(f"out: {str(path)!r}, expected a file of {family.name} ending in {told}")
-
-
-def output_path(out: str) -> Path:
-    """Return ``out`` as a path after checking that it can be written."""
-    path = Path(out)
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"out: folder {path.parent} does not exist")
-    if path.is_dir():
-        raise IsADirectoryError(f"out: {path} is a folder, expected a file")
-    if path.exists() and not path.is_file():  # it would be replaced by a file
-        raise ValueError(f"out: {path} is a device or a pipe, expected a file")
-    folder = named_file(path).parent  # an older file is replaced, so that its own permissions do not matter
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise PermissionError(f"out: {path} cannot be written, expected a file in a folder with write permission")
-    return path
-
-
-def named_file(path: Path) -> Path:
-    """Return the file that a link names, which is then replaced in place of the link; any other path is returned as it is.
-
-    Raises:
-        ValueError: for links that lead in a circle.
-    """
-    try:
-        return path.resolve() if path.is_symlink() else path
-    except (OSError, RuntimeError):  # by the version of Python
-        raise ValueError(f"out: {path} is a link that leads back to itself, expected a file") from None
-
-
-def as_text(samples: Sequence[Any]) -> list[str]:
-    """Samples as the text of a table; empty for invalid ones."""
-    return ["" if s is None else sample_text(s) for s in samples]
-
-
-def plain_columns(columns: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
-    """The cells of the condition columns that a table can hold."""
-    return {name: cells for name, values in columns.items() if (cells := condition_cells(values)) is not None}
-
-
-def table_text(columns: Mapping[str, Sequence[Any]]) -> str:
-    """Columns of equal length as csv."""
-    return csv_text([tuple(columns), *zip(*columns.values(), strict=True)])

@@ -18,9 +18,9 @@ from discrete_grpo.recipes.conditions import prepare_columns, tell_unread
 from discrete_grpo.recipes.devices import device_of, to_device
 from discrete_grpo.recipes.families import Family, SamplerOptions, View, check_view
 from discrete_grpo.recipes.loading import LoadedPolicy, load
+from discrete_grpo.recipes.output_files import as_text
 from discrete_grpo.recipes.reward_kinds import rewards_for
 from discrete_grpo.recipes.reward_workers import in_workers
-from discrete_grpo.recipes.sample import as_text
 from discrete_grpo.rewards.ledger import open_ledger
 from discrete_grpo.runs.console import print_notes, print_table
 from discrete_grpo.runs.failures import FailureLog

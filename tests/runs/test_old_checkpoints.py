@@ -21,7 +21,8 @@ import pytest
 
 from discrete_grpo.cli import main
 from discrete_grpo.recipes.loading import load_policy
-from discrete_grpo.recipes.sample import as_text, sample_policy
+from discrete_grpo.recipes.output_files import as_text
+from discrete_grpo.recipes.sample import sample_policy
 from discrete_grpo.runs.checkpoint import CheckpointError, load_metadata
 from discrete_grpo.runs.serialization import OLD_MODULES, REMOVED, build, current_path, describe
 

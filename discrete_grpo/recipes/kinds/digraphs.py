@@ -14,13 +14,14 @@ from discrete_grpo.datasets.own_digraphs import holds_directed, own_digraphs
 from discrete_grpo.datasets.own_graphs import is_own, labelled_splits
 from discrete_grpo.datasets.text_files import column_of, filled_cells, header_cells, suffix_of
 from discrete_grpo.domains.digraph6 import is_digraph6
-from discrete_grpo.domains.digraph_validity import DIGRAPH_SHAPES, DigraphShape, digraph_of, longest_path
+from discrete_grpo.domains.digraph_validity import DIGRAPH_SHAPES, DigraphShape, digraph_of, has_digraph_shape, longest_path
 from discrete_grpo.domains.named_digraphs import EDGE, NODE, batch_to_lines, lines_to_batch
 from discrete_grpo.domains.named_graphs import to_line
 from discrete_grpo.metrics import digraphs as metrics
 from discrete_grpo.metrics.graph_classes import check_classes, class_shares
 from discrete_grpo.metrics.graphs import read_graphs
 from discrete_grpo.recipes.families import Columns, Family, FileOptions
+from discrete_grpo.recipes.kinds.graph_identity import graph_identity
 from discrete_grpo.recipes.kinds.graph_objects import lines_of
 from discrete_grpo.recipes.kinds.graphs import (
     LINES,
@@ -154,6 +155,7 @@ def digraph_family(metadata: Columns) -> Family:
         sample_metrics=SampleMetrics(partial(metrics.signatures, shape=shape), metrics.metrics_of_signatures),
         evaluate=evaluate,
         table=_sizes,
+        identity=graph_identity(partial(has_digraph_shape, shape=shape)),
         draw=partial(render_graph, labels=named),
         writers=writers_of(named),
         lines=LINES,

@@ -23,6 +23,7 @@ from discrete_grpo.metrics import graphs as metrics
 from discrete_grpo.metrics.graph_classes import check_classes, class_shares
 from discrete_grpo.metrics.suite import SuiteOptions, SuiteResult
 from discrete_grpo.recipes.families import Columns, Family, FileOptions
+from discrete_grpo.recipes.kinds.graph_identity import graph_identity
 from discrete_grpo.recipes.kinds.graph_objects import lines_of
 from discrete_grpo.recipes.kinds.graph_sources import changed_source, shape_of, tell_no_reference
 from discrete_grpo.recipes.reward_kinds import check_kind
@@ -277,6 +278,7 @@ def graph_family(metadata: Columns) -> Family:
         sample_metrics=SampleMetrics(partial(metrics.signatures, shape=shape), metrics.metrics_of_signatures),
         evaluate=evaluate,
         table=_sizes,
+        identity=graph_identity(partial(metrics.fits, shape=shape)),
         draw=partial(render_graph, labels=labels),
         writers=writers_of(labels),
         lines=(".g6", ".txt"),

@@ -277,6 +277,7 @@ MOLECULES = Family(
     draw=_draw,
     picture=_picture,
     key=molecule_key,
+    identity=metrics.canonical,
     decode=_decode,
     condition=_condition,
     scaffolds=_reads_scaffolds,

@@ -201,6 +201,7 @@ SPATIAL = Family(
     table=_table,
     draw=_draw,
     picture=_picture,
+    identity=smiles_of,
     writers={".sdf": _file_of(to_sdf), ".xyz": _file_of(to_xyz)},
     lines=(".smi", ".smiles", ".txt"),
     reward_view=_view,

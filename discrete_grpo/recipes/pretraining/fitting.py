@@ -14,8 +14,9 @@ from discrete_grpo.core.json_files import read_json
 from discrete_grpo.core.processes import is_first
 from discrete_grpo.datasets.shards import MANIFEST
 from discrete_grpo.recipes.families import family_of, run_family
+from discrete_grpo.recipes.output_files import as_text
 from discrete_grpo.recipes.run_length import check_run_length
-from discrete_grpo.recipes.sample import as_text, sample_policy
+from discrete_grpo.recipes.sample import sample_policy
 from discrete_grpo.rewards.sources import Unidentified, file_digest
 from discrete_grpo.runs.checkpoint import CheckpointError, withdraw_export
 from discrete_grpo.runs.console import print_table
