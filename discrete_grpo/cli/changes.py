@@ -16,7 +16,7 @@ _MAY_CHANGE = {
     "train": (
         *("grpo.max_steps", "grpo.patience", "grpo.patience_threshold", "grpo.save_steps", "grpo.save_total_limit"),
         *("grpo.metric_for_best_model", "grpo.greater_is_better"),
-        *("max_oracle_calls", "reward_workers", "report_to"),
+        *("stop_above", "stop_metric", "stop_after", "max_oracle_calls", "reward_workers", "report_to"),
     ),
     "optimise": ("max_oracle_calls", "save_rounds", "reward_workers"),
     "search": ("rounds", "max_oracle_calls", "reward_workers"),

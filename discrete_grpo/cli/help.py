@@ -72,6 +72,9 @@ TOPICS = {
     "replay": ["grpo.replay_samples", "grpo.replay_memory", "grpo.refine_fraction", "grpo.refine_time", "grpo.refine_memory"],
     "run": [
         "report_to",
+        "stop_above",
+        "stop_metric",
+        "stop_after",
         "grpo.save_steps",
         "grpo.save_total_limit",
         "grpo.metric_for_best_model",

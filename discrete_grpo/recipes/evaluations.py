@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from discrete_grpo.core.advantages import sum_rewards
+from discrete_grpo.core.checks import check_range, check_whole
 from discrete_grpo.core.description import description
 from discrete_grpo.core.reward_arguments import reward_names
 from discrete_grpo.core.rollout import Reward
@@ -31,9 +32,17 @@ from discrete_grpo.runs.folder import EVALUATION, EVALUATION_TABLES
 from discrete_grpo.runs.recorder import read_evaluation, write_json, write_table
 from discrete_grpo.training.config import GRPOConfig
 
-__all__ = ["Evaluations", "Results"]
+__all__ = ["Evaluations", "Results", "check_evaluation_budget"]
 
 Results: TypeAlias = dict[str, dict[str, float]]
+
+
+def check_evaluation_budget(max_oracle_calls: int | None, evaluation_samples: int) -> None:
+    """Raise ``ValueError`` for a budget that both evaluations alone could use up."""
+    if max_oracle_calls is not None:
+        check_whole("max_oracle_calls", max_oracle_calls, least=1, note=" or none")
+        note = f": evaluation_samples ({evaluation_samples}) are scored before and after"
+        check_range("max_oracle_calls", max_oracle_calls, above=2 * evaluation_samples, note=note)
 
 
 class EvaluatedRun(Protocol):

@@ -11,14 +11,14 @@ from typing import Any
 
 from torch import nn
 
-from discrete_grpo.core.checks import check_fields, check_folder_name, check_range, check_whole, told_as
+from discrete_grpo.core.checks import check_fields, check_folder_name, told_as
 from discrete_grpo.core.option_names import check_options, known_options
 from discrete_grpo.core.own_surrogate import SurrogateFunc
 from discrete_grpo.core.reward_arguments import check_callables, checked_reward, function_names, reward_names
 from discrete_grpo.core.rollout import Reward
 from discrete_grpo.policies.options import Likelihood, NodeCount, graph_part, with_options, without_likelihood
 from discrete_grpo.recipes.conditions import check_read, column_names, kept_columns, prepare_and_tell, read_columns
-from discrete_grpo.recipes.evaluations import Evaluations, Results
+from discrete_grpo.recipes.evaluations import Evaluations, Results, check_evaluation_budget
 from discrete_grpo.recipes.failed_runs import withdrawn_on_failure
 from discrete_grpo.recipes.families import Columns, View, check_view
 from discrete_grpo.recipes.loading import LoadedPolicy, class_name, load, policy_object
@@ -28,6 +28,7 @@ from discrete_grpo.recipes.reward_kinds import rewards_for
 from discrete_grpo.recipes.reward_memories import RewardMemories
 from discrete_grpo.recipes.reward_workers import in_workers
 from discrete_grpo.recipes.run_length import check_run_length
+from discrete_grpo.recipes.stopping import StopOptions, end_if_reached, with_stop
 from discrete_grpo.rewards.ledger import Ledger, open_ledger, reserved
 from discrete_grpo.runs.checkpoint import CheckpointError, Checkpoints, save, withdraw_export
 from discrete_grpo.runs.console import print_notes, print_table
@@ -51,7 +52,7 @@ FUNCTIONS = ("advantage_func", "surrogate_func", "on_update")
 
 @known_options()
 @dataclass(frozen=True)
-class TrainRecipe(OfflineOptions):
+class TrainRecipe(OfflineOptions, StopOptions):
     """GRPO fine-tuning of a policy of any family.
 
     Attributes:
@@ -111,6 +112,7 @@ class TrainRecipe(OfflineOptions):
         check_fields(self, "elbo_draws", least=1)
         check_view(self.rewards_see)
         check_evaluation_budget(self.max_oracle_calls, self.evaluation_samples)
+        self.check_stop(self.rewards)
         self.check_offline(columns=self.columns, scaffold=self.scaffold)
         if not self.rewards and self.data is None:
             raise ValueError("reward: an empty list, expected at least one reward, or data (a table of scored samples)")
@@ -128,14 +130,6 @@ class TrainRecipe(OfflineOptions):
         others = {"reward", "output_dir", "columns", "evaluation_columns", "reward_cache", "reward_workers", "report_to"}
         found = {part.name: getattr(self, part.name) for part in fields(self) if part.name not in others}
         return found | {"grpo": asdict(self.grpo), "lora": asdict(self.lora)}
-
-
-def check_evaluation_budget(max_oracle_calls: int | None, evaluation_samples: int) -> None:
-    """Raise ``ValueError`` for a budget that both evaluations alone could use up."""
-    if max_oracle_calls is not None:
-        check_whole("max_oracle_calls", max_oracle_calls, least=1, note=" or none")
-        note = f": evaluation_samples ({evaluation_samples}) are scored before and after"
-        check_range("max_oracle_calls", max_oracle_calls, above=2 * evaluation_samples, note=note)
 
 
 def train(
@@ -233,6 +227,7 @@ def run_train(
         tell_changed_settings(folder, recipe.settings | told, resume=resume, fixed=("policy", *kept), check=check)
     given = recipe.rewards
     recipe = replace(recipe, reward=rewards_for(given, loaded.policy, loaded.family, recipe.rewards_see))
+    functions = with_stop(recipe, loaded.family, functions)
     metadata = {**loaded.metadata, "policy": recipe.policy, "rewards": reward_names(recipe.rewards)}
     with in_workers(recipe.rewards, recipe.reward_workers) as rewards:
         return _run(replace(recipe, reward=rewards), loaded, given, processes, metadata, resume, functions)
@@ -279,7 +274,8 @@ def _run(
             )
         offline = None if scored is None else _offline(recipe, trainer.policy, scored, metadata, resume)
         _in_first(processes, ledger, lambda: evaluations.before(start))
-        if resumed and processes.first and trainer.step < recipe.grpo.max_steps:  # nothing above has refused the resume
+        end_if_reached(trainer, folder)
+        if resumed and processes.first and trainer.step < trainer.config.max_steps:  # nothing above has refused the resume
             withdraw_export(folder)
         start = None  # no second policy in the memory of the device
         _learn(trainer, offline, ledger, recipe.evaluation_samples)

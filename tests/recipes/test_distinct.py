@@ -100,7 +100,7 @@ def test_a_hundred_draws_per_sample_are_the_limit() -> None:
             return rollout.__class__(**{**vars(rollout), "samples": [1] * len(contexts)})
 
     own = tiny_policy(num_steps=1)
-    with pytest.raises(TooFewDistinct, match="^distinct: 300 drawn, 300 valid, 1 distinct, expected 3 distinct within 300 draws"):
+    with pytest.raises(TooFewDistinct, match=r"^distinct: 300 drawn, 300 valid, 1 distinct, expected 3 "):
         sample(Counts(), 3, distinct=True)
     assert drawn == [3] * 100
 
