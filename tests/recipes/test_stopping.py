@@ -62,8 +62,8 @@ def test_a_run_killed_at_its_end_or_before_ends_at_the_same_update_with_the_same
 ) -> None:
     whole = tmp_path / "whole"
     run(small_molecules, whole, lengths, stop_above=0.0, stop_after=4)
-    for place, number in (("evaluations.Evaluations.after", 4), ("stopping.Stop.reached", 3)):
-        part = tmp_path / place
+    for place, number in (("evaluations.Evaluations.after", 4), ("stopping.Stop.reached", 3), ("stopping.Stop.reached", 4)):
+        part = tmp_path / f"{place}-{number}"
         calls: list[int] = []
 
         def killed(*_: Any, calls: list[int] = calls, number: int = number, place: str = place) -> bool:
@@ -72,9 +72,10 @@ def test_a_run_killed_at_its_end_or_before_ends_at_the_same_update_with_the_same
                 raise SystemExit(9)  # no checkpoint is written for it
             return False
 
-        with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        with monkeypatch.context() as patch:
             patch.setattr(f"discrete_grpo.recipes.{place}", killed)
-            run(small_molecules, part, lengths, stop_above=0.0, stop_after=4)
+            with pytest.raises(SystemExit):
+                run(small_molecules, part, lengths, stop_above=0.0, stop_after=4)
         capsys.readouterr()
         run(small_molecules, part, lengths, stop_above=0.0, stop_after=4, resume=True)
         assert ("so no other update is made" in capsys.readouterr().err) == (number == 4)
