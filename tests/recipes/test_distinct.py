@@ -6,15 +6,20 @@ import csv
 from pathlib import Path
 from typing import Any
 
+import networkx as nx
 import pytest
 
 from discrete_grpo import SamplerOptions, evaluate, sample
 from discrete_grpo.cli import main
+from discrete_grpo.domains.graphs import GraphBatch
+from discrete_grpo.domains.named_graphs import to_line
 from discrete_grpo.metrics.molecules import canonical
 from discrete_grpo.recipes.distinct import Draws, TooFewDistinct, first_distinct
 from discrete_grpo.recipes.families import KINDS
 from discrete_grpo.recipes.sample import sample_distinct, sample_file, sample_policy
 from tests.toys import tiny_policy
+
+FAST: dict[str, Any] = {"options": SamplerOptions(num_steps=3)}
 
 
 def first_of(samples: list[str | None], count: int) -> tuple[list[str], int, int]:
@@ -31,22 +36,22 @@ def first_of(samples: list[str | None], count: int) -> tuple[list[str], int, int
 
 
 def test_they_are_the_first_of_a_long_plain_draw(small_molecules: str, capsys: pytest.CaptureFixture[str]) -> None:
-    plain = sample(small_molecules, 240, seed=3, batch_size=12)
+    plain = sample(small_molecules, 240, seed=3, batch_size=12, **FAST)
     wanted, drawn, valid = first_of(plain, 40)
     assert 40 < valid < drawn < 240, "repeated and invalid ones are among them"
     capsys.readouterr()
-    assert sample(small_molecules, 40, seed=3, batch_size=12, distinct=True) == wanted
+    assert sample(small_molecules, 40, seed=3, batch_size=12, distinct=True, **FAST) == wanted
     assert f"distinct: {drawn} drawn, {valid} valid, 40 distinct\n" in capsys.readouterr().err
-    few = sample(small_molecules, 9, seed=3, distinct=True)  # drawn nine at a time, and not 256
-    assert few == first_of(sample(small_molecules, 90, seed=3, batch_size=9), 9)[0]
-    assert few[0] == next(s for s in sample(small_molecules, 9, seed=3) if s is not None and "." not in s)
+    few = sample(small_molecules, 9, seed=3, distinct=True, **FAST)  # drawn nine at a time, and not 256
+    assert few == first_of(sample(small_molecules, 90, seed=3, batch_size=9, **FAST), 9)[0]
+    assert few[0] == next(s for s in sample(small_molecules, 9, seed=3, **FAST) if s is not None and "." not in s)
 
 
 def test_a_file_has_as_many_rows_and_its_numbers_are_below_those_of_the_draws(
     small_molecules: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     columns = [{"num_nodes": 3}, {"num_nodes": 4}]
-    path = sample_file(small_molecules, 30, str(tmp_path / "a.csv"), seed=1, columns=columns, distinct=True)
+    path = sample_file(small_molecules, 30, str(tmp_path / "a.csv"), seed=1, columns=columns, distinct=True, **FAST)
     rows = list(csv.DictReader(path.read_text().splitlines()))
     _, found = sample_policy(tiny_policy(), 2, columns=columns)
     assert len({canonical(row["smiles"]) for row in rows}) == len(rows) == 30
@@ -64,7 +69,7 @@ def test_too_few_are_written_and_end_with_one_line(
     small_molecules: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "a.smi"
-    given = ["sample", small_molecules, "-n", "25", '--columns={"num_nodes": 2}', "--max_draws=60"]
+    given = ["sample", small_molecules, "-n", "25", '--columns={"num_nodes": 2}', "--max_draws=60", "--num_steps=3"]
     assert main([*given, "--distinct", f"--out={out}"]) == 2
     found = out.read_text().split()
     assert 0 < len(found) < 25
@@ -74,7 +79,7 @@ def test_too_few_are_written_and_end_with_one_line(
     assert main([*given, "--distinct=true"]) == 2
     assert capsys.readouterr().out.split() == found, "without a file they are printed"
     with pytest.raises(TooFewDistinct) as few:
-        sample(small_molecules, 25, columns=[{"num_nodes": 2}], distinct=True, max_draws=60)
+        sample(small_molecules, 25, columns=[{"num_nodes": 2}], distinct=True, max_draws=60, **FAST)
     assert few.value.samples == found
     assert few.value.draws.drawn == 60
 
@@ -83,31 +88,32 @@ def test_no_file_without_a_sample(small_molecules: str, tmp_path: Path, monkeypa
     monkeypatch.setattr("discrete_grpo.recipes.sample.first_distinct", lambda *_: ([], {}, Draws(20, 0, 0)))
     out = tmp_path / "a.csv"
     with pytest.raises(TooFewDistinct, match=r"^distinct: 20 drawn, 0 valid, 0 distinct, expected 2 .*a\.csv is not written$"):
-        sample_file(small_molecules, 2, str(out), distinct=True)
+        sample_file(small_molecules, 2, str(out), distinct=True, **FAST)
     assert not out.exists()
     assert Draws(20, 0, 0).shares == {"num_samples": 20, "valid": 0, "unique": 0}
 
 
-def test_a_hundred_draws_per_sample_are_the_limit() -> None:
-    drawn: list[int] = []
+def test_a_hundred_draws_per_sample_are_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, drawn = tiny_policy(num_steps=1), list[int]()
 
-    class Counts:
-        family = "samples"
+    def same(batch: GraphBatch) -> list[str]:
+        drawn.append(len(batch.sizes))
+        return ["one"] * len(batch.sizes)
 
-        def sample(self, contexts: Any, *, generator: Any) -> Any:
-            drawn.append(len(contexts))
-            rollout = own.sample(contexts, generator=generator)
-            return rollout.__class__(**{**vars(rollout), "samples": [1] * len(contexts)})
-
-    own = tiny_policy(num_steps=1)
+    monkeypatch.setattr(policy, "decode", same)
     with pytest.raises(TooFewDistinct, match=r"^distinct: 300 drawn, 300 valid, 1 distinct, expected 3 "):
-        sample(Counts(), 3, distinct=True)
+        sample(policy, 3, distinct=True)
     assert drawn == [3] * 100
 
 
 @pytest.mark.parametrize("kind", ["graphs", "digraphs"])
 def test_graphs_are_distinct_up_to_isomorphism_and_of_their_shape(kind: str) -> None:
-    lines = {"graphs": ["Bg", "BW", "B?", "Bw"], "digraphs": ["&BP?", "&BH?", "&BP_", "&BG?", "&BO?"]}[kind]
+    edges = [[(0, 1), (1, 2)], [(1, 0), (0, 2)], [(0, 1)], [(0, 1), (1, 2), (2, 0)]]
+    graphs = [nx.empty_graph(3, nx.DiGraph if kind == "digraphs" else nx.Graph) for _ in edges]
+    for graph, own in zip(graphs, edges, strict=True):
+        graph.add_edges_from(own)
+    lines = list(map(to_line, graphs))
+    assert lines[0] != lines[1]
     family = KINDS[kind]({})
     assert family.identity is not None
     found, _, draws = first_distinct([(lines, {})], 9, family.identity)
@@ -136,8 +142,7 @@ def test_samples_of_unknown_kind_are_compared_as_text() -> None:
 
 
 def test_every_bundled_kind_can_be_drawn_so() -> None:
-    options = SamplerOptions(num_steps=8)
-    assert len(set(sample("tree-16", 3, distinct=True, options=options))) == 3
+    assert len(set(sample("tree-64-sequences", 2, distinct=True))) == 2
     prompt = {"masked": "some quiet br____ sleeps at home", "original": "some quiet brother sleeps at home"}
     assert len(set(sample("fill-in", 2, columns=[prompt], distinct=True))) == 2
 

@@ -136,7 +136,7 @@ def test_options_out_of_their_range_are_refused(options: dict[str, Any], said: s
     "changes",
     [
         {"beta": 0.1, "patience": 3, "entropy_coef": 0.1, "zero_std_groups": "resample"},
-        {"loss_type": "cispo", "refine_fraction": 0.5},
+        {"loss_type": "cispo", "epsilon_high": 5.0, "refine_fraction": 0.5},
         {"replay_samples": 1},
     ],
 )
