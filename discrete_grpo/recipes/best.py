@@ -19,6 +19,7 @@ from discrete_grpo.datasets.text_files import suffix_of
 from discrete_grpo.recipes.families import Family, run_family
 from discrete_grpo.recipes.output_files import named_file, output_path, table_text
 from discrete_grpo.runs.best import Scored, best_scored, non_dominated
+from discrete_grpo.runs.folder import BEST, CONFIG, METRICS, SETTINGS, is_run
 from discrete_grpo.runs.recorder import read_metrics, write_bytes
 from discrete_grpo.runs.report.curves import unit_of
 from discrete_grpo.runs.report.formatting import format_value
