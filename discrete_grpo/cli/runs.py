@@ -54,6 +54,10 @@ def start(command: str, arguments: Sequence[str]) -> None:
 
     recipe, settings = _parsed(command, arguments)
     check_folder_name("output_dir", recipe.output_dir)
+    if hasattr(recipe, "lora"):
+        from discrete_grpo.training.compatibility import check_adapters
+
+        check_adapters(recipe.lora)
     folder = Path(recipe.output_dir)
     _, run = recipe_of(command)
     with withdrawn_on_failure(folder, calls_count=command in CALLS_COUNT):

@@ -39,6 +39,9 @@ __all__ = [
 
 FINITE = "a finite number"
 
+LARGEST = 1e38
+"""The largest size of a number that is not whole; in float32 numbers end soon after it."""
+
 LAST_SEED = 2**32 - 1
 """The largest random seed of numpy. It is defined here because the modules of the settings must not import torch."""
 
@@ -56,7 +59,7 @@ def check_range(
     below: int | float | None = None,
     note: str = "",
 ) -> None:
-    """Raise ``ValueError`` unless ``value`` is a finite number within its bounds.
+    """Raise ``ValueError`` unless ``value`` is a finite number within its bounds, and within ± 1e38 if it is not whole.
 
     Args:
         name: the argument, as the user writes it.
@@ -87,6 +90,8 @@ def check_range(
         raise ValueError(f"{name}: {value}, expected {FINITE}{note}")
     if not inside:
         raise ValueError(f"{name}: {value}, expected {_range(least, above, most, below)}{note}")
+    if not isinstance(value, Integral) and abs(value) > LARGEST:
+        raise ValueError(f"{name}: {value}, expected at most {LARGEST} in size")
 
 
 def check_whole(name: str, value: int, *, least: int | None = None, most: int | None = None, note: str = "") -> None:

@@ -15,7 +15,7 @@ from discrete_grpo.core.checks import MOST_STEPS, check_fields, did_you_mean
 from discrete_grpo.core.option_names import known_options
 from discrete_grpo.datasets.text_files import MAX_BYTES
 from discrete_grpo.diffusion.choices import Distortion, KernelName
-from discrete_grpo.policies.truncation import check_temperature
+from discrete_grpo.policies.truncation import LEAST, check_temperature
 from discrete_grpo.rewards.ledger import text_key
 from discrete_grpo.runs.folder import SEARCH
 from discrete_grpo.runs.serialization import TRUSTED, CheckpointError
@@ -85,6 +85,8 @@ class SamplerOptions:
         if self.temperature is not None:
             check_temperature(self.temperature)
         check_fields(self, "top_p", above=0, most=1)
+        if self.top_p is not None and self.top_p < LEAST:
+            raise ValueError(f"top_p: {self.top_p}, expected at least {LEAST}, below which it is 0 in float32 and keeps no token")
 
     def given(self) -> dict[str, Any]:
         """The sampler options that are not None."""

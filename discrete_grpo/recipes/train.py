@@ -36,6 +36,7 @@ from discrete_grpo.runs.folder import MEMORIES, SAMPLES, check_unused
 from discrete_grpo.runs.serialization import check_savable
 from discrete_grpo.runs.settings import tell_changed_settings, tell_new_folder
 from discrete_grpo.runs.trackers import ReportTo, open_trackers
+from discrete_grpo.training.compatibility import check_adapters
 from discrete_grpo.training.config import GRPOConfig
 from discrete_grpo.training.distributed import ProcessGroup, accelerator
 from discrete_grpo.training.generation_advantages import AdvantageFunc
@@ -191,6 +192,8 @@ def train(
         raise ValueError(f"{next(iter(functions))}: given, expected none without a reward: only training on fresh samples uses it")
     if resume:
         tell_new_folder(Path(output_dir))
+    else:
+        check_adapters(recipe.lora)
     with withdrawn_on_failure(Path(output_dir), calls_count=False):
         own = None if isinstance(policy, str | Path) else policy
         return run_train(recipe, resume=resume, policy=own, functions=functions)

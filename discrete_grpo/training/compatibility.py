@@ -26,9 +26,11 @@ from discrete_grpo.core.unregistered import check_registered
 from discrete_grpo.runs.serialization import check_savable, describe
 from discrete_grpo.training.config import GRPOConfig
 from discrete_grpo.training.generation_advantages import AdvantageFunc, own_advantages
+from discrete_grpo.training.lora import LoraOptions
 from discrete_grpo.training.sampler import check_shards, num_shards
 
 __all__ = [
+    "check_adapters",
     "check_condition",
     "check_conditions",
     "check_given",
@@ -74,6 +76,15 @@ def _check_effects(config: GRPOConfig, groups: int) -> None:
     if config.multi_objective_aggregation == "normalize_then_sum" and config.scale_rewards != "group":
         wanted = "expected group with multi_objective_aggregation normalize_then_sum, which standardises over the batch"
         raise ValueError(f"scale_rewards: {config.scale_rewards!r}, {wanted}")
+
+
+def check_adapters(options: LoraOptions) -> None:
+    """Raise ``ValueError`` for settings of adapters of a new run that has none, and that would train all weights in their place."""
+    defaults = LoraOptions()
+    for name in ("lora_alpha", "target_modules"):
+        value, left = getattr(options, name), getattr(defaults, name)
+        if options.r == 0 and value != left:
+            raise ValueError(f"lora.{name}: {value!r}, expected {left} without adapters (lora.r is 0, which trains all weights)")
 
 
 def check_given(
