@@ -117,8 +117,8 @@ def _columns(path: Path, header: Sequence[str], score: str, sample: str | None, 
     for argument, place in found.items():
         if place is None:
             name = str(named[argument])
-            hint = f"{did_you_mean(name, header, cutoff=0.5)} ".lstrip()
-            raise ValueError(f"{argument}: {name!r} is no column of {str(path)!r}; {hint}{_listed(header)}")
+            hint = f"; {did_you_mean(name, header, cutoff=0.5)}".removesuffix("; ")
+            raise ValueError(f"{argument}: {name!r} is no column of {str(path)!r}{hint} {_listed(header)}")
         if header.count(header[place]) > 1:
             raise ValueError(
                 f"{argument}: {header[place]!r} is the name of several columns of {str(path)!r}, expected one of that name"

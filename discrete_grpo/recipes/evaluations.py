@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from discrete_grpo.core.advantages import sum_rewards
-from discrete_grpo.core.checks import check_range, check_whole
+from discrete_grpo.core.checks import LAST_SEED, check_range, check_whole
 from discrete_grpo.core.description import description
 from discrete_grpo.core.reward_arguments import reward_names
 from discrete_grpo.core.rollout import Reward
@@ -118,7 +118,8 @@ class Evaluations:
         result, count = self._stored(), self.run.evaluation_samples
         if count == 0:
             return result
-        samples, found = sample_policy(policy.to(self.device), count, seed=self.run.grpo.seed + 1, columns=self.columns)
+        seed = (self.run.grpo.seed + 1) % (LAST_SEED + 1)
+        samples, found = sample_policy(policy.to(self.device), count, seed=seed, columns=self.columns)
         found = dict.fromkeys((name for row in self.columns or () for name in row), [None] * count) | found
         rewards, row = self._scored(samples, found, step)
         properties = renamed_measured(self.family.table(samples), found)

@@ -55,7 +55,7 @@ def test_a_quoted_cell_may_hold_the_delimiter(tmp_path: Path) -> None:
     ("text", "arguments", "said"),
     [
         ("smiles,pIC50\nC,1\n", {"score_column": "pIC5"}, r"score_column: 'pIC5' is no column .* did you mean 'pIC50'\?"),
-        ("smiles,y\nC,1\n", {"group_column": "assay"}, r"group_column: 'assay' is no column .*columns 'smiles', 'y'"),
+        ("smiles,y\nC,1\n", {"group_column": "assay"}, r"group_column: 'assay' is no column of '.*' \(columns 'smiles', 'y'\)"),
         ("smiles,y\nC,1\n", {"sample_column": "mol"}, "sample_column: 'mol' is no column"),
         ("name,y\nC,1\n", {}, "sample_column: None, expected a name, as no column has a usual name"),
         ("sample,text,y\nC,a,1\n", {}, "several columns have a usual name"),

@@ -14,6 +14,7 @@ import torch
 from rdkit import Chem
 
 from discrete_grpo import train
+from discrete_grpo.core.checks import LAST_SEED
 from discrete_grpo.core.scoring import Failure, RewardError, take_failures
 from discrete_grpo.domains.molecule_properties import crippen_logp
 from discrete_grpo.recipes.evaluations import Evaluations
@@ -82,6 +83,12 @@ def test_both_evaluations_score_from_the_memory_that_the_run_began_with(short_ru
 def _scores_and_fails(reward: Once) -> None:
     assert reward(["C", "CC"]) == [1.0, 1.0]
     reward(3)  # type: ignore[arg-type]
+
+
+def test_the_largest_seed_has_evaluations(short_run: TrainRecipe, tmp_path: Path) -> None:
+    grpo = replace(SMALL, max_steps=1, seed=LAST_SEED)
+    run_train(replace(short_run, output_dir=str(tmp_path / "run"), grpo=grpo, evaluation_samples=2))
+    assert set(read_evaluation(tmp_path / "run")) == {"before", "after"}
 
 
 def test_memories_are_put_back_also_after_an_error() -> None:
