@@ -17,7 +17,7 @@ from discrete_grpo.benchmarking.jobs import Job
 from discrete_grpo.benchmarking.method import Method, as_method
 from discrete_grpo.benchmarking.methods import METHODS
 from discrete_grpo.benchmarking.suites import DEFAULT_METHODS, JOB_TIMEOUT, Suite, find_suite
-from discrete_grpo.core.checks import check_range, check_whole, plain_number
+from discrete_grpo.core.checks import check_range, check_whole, plain_number, told_as
 from discrete_grpo.core.json_files import plain
 from discrete_grpo.core.processes import usable_cores
 from discrete_grpo.runs.console import print_notes
@@ -185,7 +185,8 @@ def _of_suite(suite: Suite, request: Request) -> list[Task]:
     if not suite.fixed and (request.receptors is None or not Path(request.receptors).is_dir()):
         found = "none given" if request.receptors is None else f"{request.receptors!r} is no folder"
         raise ValueError(f"receptors: {found}, expected the folder of the prepared receptors (PDBQT) of suite {suite.name}")
-    return checks.chosen_tasks(request.tasks, known)
+    with told_as("receptors", "receptor"):
+        return checks.chosen_tasks(request.tasks, known)
 
 
 def _classified(request: Request) -> dict[str, Task]:

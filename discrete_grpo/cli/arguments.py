@@ -237,7 +237,7 @@ def _sample() -> _Parser:
         " (.d6 if directed) for graphs, .sdf or .xyz for molecules in space, .smi or .txt for the valid ones, one per line; also"
         " .gz (default: the valid samples are printed)"
     )
-    parser.option("out", str, "FILE", about)
+    parser.option("out", _text, "FILE", about)
     parser.option("n", _whole, "N", "number of samples, at least 1", 100, short="n")
     parser.option("seed", _whole, "N", "random seed of the sampler", 0)
     about = "draw until n valid samples are found that all differ, and write these alone (default false)"

@@ -25,6 +25,7 @@ def to_device(policy: Any, device: str | torch.device | None) -> Any:
     if device is None:
         return policy
     try:
+        torch.Generator(torch.device(device))  # a kind without one, such as meta, cannot draw
         return as_module(policy).to(torch.device(device))
     except (RuntimeError, AssertionError) as error:
         more = [torch.accelerator.current_accelerator()] if torch.accelerator.is_available() else []

@@ -86,7 +86,7 @@ def refused(**request: Any) -> str:
         ({"suite": [GRAPHS], "methods": ["random"]}, "methods: random works with molecules, expected one for graphs (task edges)"),
         ({"suite": "docking", "tasks": ["docking-parp1"]}, "receptors: none given, expected the folder of the prepared"),
         ({"suite": "docking", "receptors": "nowhere"}, "receptors: 'nowhere' is no folder, expected the folder of the prepared"),
-        ({"suite": "docking", "tasks": ["docking-fa7"], "receptors": "."}, "receptor: '.' holds no fa7.pdbqt or fa7.pdbqt.gz"),
+        ({"suite": "docking", "tasks": ["docking-fa7"], "receptors": "."}, "receptors: '.' holds no fa7.pdbqt or fa7.pdbqt.gz"),
         ({"suite": "docking", "tasks": ["docking-parp"]}, "tasks: 'docking-parp' is unknown; did you mean 'docking-parp1'?"),
         ({"suite": "pmo", "receptors": "."}, "the tasks of pmo dock nothing"),
         ({"suite": "pmo", "reference": "x.smi"}, "reference: 'x.smi', expected none, since the tasks of pmo dock nothing"),

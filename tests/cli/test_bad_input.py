@@ -80,6 +80,7 @@ pytestmark = pytest.mark.usefixtures("here")
         ("sample tiny --out=o.smi --scaffold=CCCCC", "scaffold: 'CCCCC' has 5 atoms, expected at most the policy's 4"),
         ("sample tiny --out=o.smi --scaffold=CS", "scaffold: 'CS', atom 'S' is not in the vocabulary"),
         ("sample tiny --out=o.smi --num_steps=1000000000", "num_steps: 1000000000, expected 1 to 10000"),
+        ("sample tiny --out=o.smi --device=meta", "device: 'meta', expected one of this machine: cpu"),
         ("sample tiny --out=o.smi --num_steps=0", "num_steps: 0, expected 1 to 10000"),
     ],
 )

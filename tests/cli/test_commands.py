@@ -113,6 +113,7 @@ def test_pretrain_then_sample_and_evaluate(capsys: pytest.CaptureFixture[str]) -
     assert main(["pretrain", "--data=bad.smi", "--max_broken=0.3", *PRETRAIN, "--pretrain.max_steps=1", "--output_dir=q"]) == 0
     assert "bad.smi: 1 of 4 lines are no molecule: line 3: 'nonsense(('" in capsys.readouterr().err
     assert main(["sample", "p", "-n", "200", "--out=o.smi", "--seed=3"]) == 0  # few are valid after four updates
+    assert main(["sample", "p", "-n", "2", "--out=null", "--num_steps=2"]) == 0  # prints, as without the option
     assert main(["sample", "p", "--n=30", "--out=o.csv.gz", "--seed=3", "--scaffold=C", "--num_steps=2"]) == 0
     assert len(read_samples("o.csv.gz")["smiles"]) == 30
     capsys.readouterr()
