@@ -22,9 +22,9 @@ from discrete_grpo.datasets.text_files import suffix_of
 from discrete_grpo.recipes.conditions import read_columns
 from discrete_grpo.recipes.evaluate import check_kind_name, check_no_run, family_of_file, read_samples
 from discrete_grpo.recipes.families import KINDS, Family, FileOptions, View, check_view
+from discrete_grpo.recipes.output_files import as_text, named_file, output_path
 from discrete_grpo.recipes.reward_kinds import check_kind
 from discrete_grpo.recipes.reward_workers import in_workers
-from discrete_grpo.recipes.output_files import as_text, named_file, output_path
 from discrete_grpo.rewards.cache import ScoreCache, check_cache_file
 from discrete_grpo.rewards.ledger import Ledger
 from discrete_grpo.runs.console import print_notes, print_table, progress
