@@ -11,15 +11,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from discrete_grpo.core.checks import check_whole
 from discrete_grpo.core.json_files import read_json
 from discrete_grpo.datasets.text_files import suffix_of
 from discrete_grpo.recipes.families import Family, run_family
 from discrete_grpo.recipes.output_files import named_file, output_path, table_text
 from discrete_grpo.runs.best import Scored, best_scored, non_dominated
-from discrete_grpo.runs.folder import BEST, CONFIG, METRICS, SETTINGS, is_run
+from discrete_grpo.runs.folder import BEST, METRICS, SEARCH, SETTINGS, is_run
 from discrete_grpo.runs.recorder import read_metrics, write_bytes
 from discrete_grpo.runs.report.curves import unit_of
 from discrete_grpo.runs.report.formatting import format_value
@@ -65,10 +63,8 @@ def _front(folder: Path, n: int, unit: str, accept: Callable[[str], bool] | None
 
 def _signs(folder: Path, count: int) -> list[float]:
     """The signs of the weights of a run's rewards, 1 each where the run has none."""
-    stored = read_json(folder / SETTINGS) or {}
+    stored = read_json(folder / SETTINGS) or read_json(folder / SEARCH) or {}
     weights = stored.get("grpo.reward_weights", stored.get("reward_weights"))
-    if weights is None and (folder / CONFIG).is_file():  # a search has no other settings
-        weights = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8")).get("reward_weights")
     return [math.copysign(1.0, w) if w else 0.0 for w in weights] if weights else [1.0] * count
 
 

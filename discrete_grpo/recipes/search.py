@@ -123,7 +123,7 @@ def _search(recipe: SearchRecipe, resume: bool) -> SearchResult:
         def after_round(best: SearchResult) -> None:
             failures.add(len(best.history) - 1, take_failures(scored))
             if len(best.history) >= before:
-                _write(folder, family, recipe.policy, best, ledger.calls, names)
+                _write(folder, family, recipe, best, ledger.calls, names)
 
         found = local_search(
             policy,
@@ -140,7 +140,7 @@ def _search(recipe: SearchRecipe, resume: bool) -> SearchResult:
             on_round=after_round,
         )
         calls, spent = ledger.calls, ledger.exhausted
-    _write(folder, family, recipe.policy, found, calls, names)
+    _write(folder, family, recipe, found, calls, names)
     _finish(folder, family, found, calls, recipe.max_oracle_calls if spent else None)
     return found
 
@@ -153,13 +153,19 @@ def _rounds_before(folder: Path) -> int:
         return 0
 
 
-def _write(folder: Path, family: Family, policy: str, found: SearchResult, calls: int, names: Sequence[str]) -> None:
+def _write(folder: Path, family: Family, recipe: SearchRecipe, found: SearchResult, calls: int, names: Sequence[str]) -> None:
     """Write the best samples and the rounds so far; several rewards have a column each beside that of their sum."""
     table: dict[str, Sequence[Any]] = {family.column: as_text(found.samples), "reward": list(found.rewards)}
     table |= component_columns(found.scores, names)
     table |= family.table(found.samples)
     write_table(folder / BEST, table)
-    about = {"policy": policy, "drawn": found.drawn, "oracle_calls": calls, "history": list(map(dict, found.history))}
+    about = {
+        "policy": recipe.policy,
+        "reward_weights": recipe.reward_weights,
+        "drawn": found.drawn,
+        "oracle_calls": calls,
+        "history": list(map(dict, found.history)),
+    }
     write_json(folder / SEARCH, about)
 
 

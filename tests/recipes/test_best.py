@@ -94,7 +94,7 @@ def test_unknown_scores_are_not_in_the_front_and_one_reward_has_none(run: Path, 
 
 @pytest.mark.parametrize(
     ("file", "name"),
-    [("settings.json", "grpo.reward_weights"), ("settings.json", "reward_weights"), ("config.yaml", "reward_weights")],
+    [("settings.json", "grpo.reward_weights"), ("settings.json", "reward_weights"), ("search.json", "reward_weights")],
 )
 def test_lower_is_better_by_a_reward_of_negative_weight(
     run: Path, file: str, name: str, capsys: pytest.CaptureFixture[str]

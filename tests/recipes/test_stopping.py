@@ -37,7 +37,7 @@ def lengths(samples: list[str | None], **columns: Any) -> list[float]:
 
 def run(policy: str, folder: Path, reward: Any = rises, **options: Any) -> Any:
     CALLS.clear()
-    given = {"grpo": SMALL, "num_steps": 2, "evaluation_samples": 0} | options
+    given: dict[str, Any] = {"grpo": SMALL, "num_steps": 2, "evaluation_samples": 0} | options
     return train(policy, reward, output_dir=folder, **given)
 
 
