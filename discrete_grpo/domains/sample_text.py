@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import keyword
 import re
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
@@ -24,7 +25,7 @@ def sample_text(sample: object) -> str:
 
     Most samples are text, or have a complete one (``str(sample)``), unlike graphs, arrays, tensors and containers of these. Graphs
     are therefore written as graph6 or digraph6 lines, or with the attributes of nodes and edges if they have any, and arrays by
-    their elements or a digest; RDKit molecules become SMILES, and sets are sorted by text.
+    their elements or a digest, those of scipy that are sparse included; RDKit molecules become SMILES, and sets are sorted by text.
 
     >>> import networkx, torch
     >>> sample_text("CCO"), sample_text(networkx.path_graph(3)), sample_text(torch.tensor([1, 2]))
@@ -38,10 +39,12 @@ def sample_text(sample: object) -> str:
     if _is_graph(sample):
         return _graph_text(sample)
     if isinstance(sample, torch.Tensor):
-        values = sample.detach().cpu()
+        values = sample.detach().cpu().to_dense()
         return _array_text((values.float() if values.dtype == torch.bfloat16 else values).numpy())
     if isinstance(sample, np.ndarray):
         return _array_text(sample)
+    if _is_sparse(sample):
+        return _sparse_text(sample)
     if type(sample).__module__ == "rdkit.Chem.rdchem" and hasattr(sample, "GetNumConformers"):
         return _molecule_text(sample)
     if isinstance(sample, set | frozenset):
@@ -59,7 +62,7 @@ def _inner_text(part: object) -> str:
 
 def _cut(sample: object) -> bool:
     """Whether the text of a sample is incomplete because it is, or contains, a graph, an array or a tensor."""
-    if _is_graph(sample) or isinstance(sample, torch.Tensor | np.ndarray | set | frozenset):
+    if _is_graph(sample) or isinstance(sample, torch.Tensor | np.ndarray | set | frozenset) or _is_sparse(sample):
         return True
     if type(sample).__module__ == "rdkit.Chem.rdchem":
         return True
@@ -86,17 +89,36 @@ def _is_graph(sample: object) -> bool:
     return any(base.__module__.startswith("networkx.") for base in type(sample).__mro__)
 
 
+def _is_sparse(sample: object) -> bool:
+    """Whether a sample is a sparse array of scipy, of whose own text the middle is left out."""
+    return type(sample).__module__.startswith("scipy.sparse.")
+
+
+def _sparse_text(array: Any) -> str:
+    """The text of a sparse array, whatever the order in which its elements are stored."""
+    rows = array.tocsr(copy=True)
+    rows.sum_duplicates()
+    parts = (rows.indptr.astype(np.int64), rows.indices.astype(np.int64), rows.data)
+    return f"{type(array).__name__}{list(array.shape)}({', '.join(map(_array_text, parts))})"
+
+
 def _parts(sample: Any) -> Mapping[str, Any] | None:
     """The parts of a dataclass without a text of its own, of a mapping, of a sequence, or of a graph of torch_geometric."""
     if is_dataclass(sample) and not isinstance(sample, type) and type(sample).__str__ is object.__str__:
         return {field.name: getattr(sample, field.name) for field in fields(sample)}
     if isinstance(sample, Mapping):
-        return {str(name): part for name, part in sample.items()}
+        return {_name_text(name): part for name, part in sample.items()}
     if isinstance(sample, list | tuple):
         return {str(k): part for k, part in enumerate(sample)}
     if type(sample).__module__.startswith("torch_geometric."):
         return {str(name): part for name, part in sample.to_dict().items()}
     return None
+
+
+def _name_text(name: object) -> str:
+    """The name of a part of a mapping; texts are quoted, unless they are identifiers, which no other name has as its text."""
+    plain = isinstance(name, str) and name.isidentifier() and not keyword.iskeyword(name)
+    return str(name) if plain else _inner_text(name)
 
 
 def _graph_text(graph: Any) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from rdkit import Chem
+from scipy import sparse
 from torch_geometric.data import Data
 
 from discrete_grpo.domains.graphs import GraphBatch
@@ -42,8 +43,10 @@ DIFFERENT = {
     "graphs with names": (nx.Graph([("a", "b")]), nx.Graph([("a", "c")])),
     "graphs with classes": (labelled("a"), labelled("b")),
     "graphs with loops": (nx.Graph([(0, 0), (0, 1)]), nx.Graph([(0, 1), (1, 1)])),
+    "graphs with weights": (nx.Graph([(0, 1, {"weight": 1.0})]), nx.Graph([(0, 1, {"weight": 2.0})])),
     "multigraphs": (nx.MultiGraph([(0, 1), (0, 1)]), nx.MultiGraph([(0, 1)])),
     "arrays": (np.arange(2000), np.concatenate([np.arange(1000), [7], np.arange(1001, 2000)])),
+    "transposed arrays": (np.arange(100).reshape(10, 10), np.arange(100).reshape(10, 10).T),
     "rounded tensors": (torch.tensor([1.00000001], dtype=torch.float64), torch.tensor([1.00000002], dtype=torch.float64)),
     "shapes": (torch.zeros(100, 2), torch.zeros(2, 100)),
     "bfloat16": (torch.ones(99, dtype=torch.bfloat16), torch.ones(99, dtype=torch.bfloat16) * 2),
@@ -136,6 +139,10 @@ CUT = {
     "numbers and texts in sets": ({1}, {"1"}),
     "texts with a name within": ({"s": "x, t=y", "v": np.zeros(2)}, {"s": "x", "t": "y", "v": np.zeros(2)}),
     "numbers and texts in lists": ([1, np.zeros(2)], ["1", np.zeros(2)]),
+    "names that are numbers": ({1: np.zeros(2)}, {"1": np.zeros(2)}),
+    "names that are constants": ({None: np.zeros(2)}, {"None": np.zeros(2)}),
+    "names of equal text": ({1: np.zeros(2), "1": 0}, {1: np.ones(2), "1": 0}),
+    "names with a part within": ({"s=1, t": np.zeros(2)}, {"s": 1, "t": np.zeros(2)}),
     "arrays of objects": (np.array(["a, b", "c"], object), np.array(["a", "b, c"], object)),
 }
 
@@ -143,3 +150,30 @@ CUT = {
 @pytest.mark.parametrize("case", CUT)
 def test_texts_within_samples_end_where_they_end(case: str) -> None:
     assert sample_text(CUT[case][0]) != sample_text(CUT[case][1])
+
+
+def test_the_order_of_edges_at_one_node_makes_no_difference() -> None:
+    for kind in (nx.Graph, nx.DiGraph):
+        first, second = kind(), kind()
+        for graph, ends in ((first, "bc"), (second, "cb")):
+            graph.add_nodes_from("abc")
+            graph.add_edges_from(("a", end) for end in ends)
+        assert sample_text(first) == sample_text(second)
+
+
+@pytest.mark.parametrize("kind", [sparse.csr_matrix, sparse.coo_array, sparse.csc_array])
+def test_sparse_arrays_are_told_apart_by_all_of_their_elements(kind: Any) -> None:
+    """Their own text leaves out the middle of more than 50, and in a list all of them."""
+    full = np.arange(10_000).reshape(100, 100) % 7
+    other = full.copy()
+    other[50, 50] += 1
+    assert sample_text(kind(full)) != sample_text(kind(other))
+    assert sample_text([kind(full)]) != sample_text([kind(other)])
+    assert sample_text(kind(full)) == sample_text(kind(full.copy()))
+    backwards = sparse.coo_array(([2.0, 1.0], ([1, 0], [0, 1])), (2, 2))
+    assert sample_text(backwards) == sample_text(sparse.coo_array(np.array([[0.0, 1.0], [2.0, 0.0]])))
+
+
+def test_tensors_may_be_sparse_or_have_gradients() -> None:
+    values = torch.tensor([[0.0, 1.0], [2.0, 0.0]])
+    assert sample_text(values.to_sparse()) == sample_text(values.clone().requires_grad_()) == sample_text(values)
