@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import random
+
+import numpy as np
 import pytest
 import torch
 
 from discrete_grpo.core.seeding import seeded
+from discrete_grpo.domains.global_random import seeded_everywhere
 
 
 def test_a_seed_holds_for_the_block_alone() -> None:
@@ -42,3 +46,21 @@ def test_no_generator_of_another_device_is_seeded(monkeypatch: pytest.MonkeyPatc
     with seeded(3):
         pass
     assert not seeds
+
+
+def test_all_global_generators_are_seeded_for_the_block_alone() -> None:
+    def draws() -> tuple[float, float, float]:
+        return random.random(), float(np.random.random()), float(torch.rand(()))  # noqa: NPY002
+
+    def states() -> str:
+        arrays = np.random.get_state(legacy=False)["state"]["key"].tolist()  # noqa: NPY002
+        return str((random.getstate(), arrays, torch.random.get_rng_state().tolist()))
+
+    before = states()
+    found = []
+    for seed in (3, 3, 4):
+        with seeded_everywhere(seed):
+            found.append(draws())
+        assert states() == before
+    assert found[0] == found[1]
+    assert all(a != b for a, b in zip(found[1], found[2], strict=True))

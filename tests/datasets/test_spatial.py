@@ -19,6 +19,7 @@ from rdkit.Chem import rdDistGeom, rdForceFieldHelpers
 from discrete_grpo.datasets import spatial
 from discrete_grpo.datasets.spatial import SpatialStatistics, conformers, load_spatial, spatial_statistics
 from discrete_grpo.datasets.spatial_fields import bond_shares, fits
+from discrete_grpo.domains import conformers as conformers_of_rdkit
 from discrete_grpo.domains.force_field import relax
 from discrete_grpo.domains.spatial_files import to_sdf, to_xyz
 from discrete_grpo.domains.spatial_molecules import SpatialMolecule, smiles_of
@@ -242,3 +243,24 @@ def test_a_policy_can_draw_what_its_statistics_have() -> None:
     assert not fits(replace(oxygen, symbols=("O", "S")), stats)
     lone = SpatialMolecule(("He", "He"), (0, 0), (), ((0, 0, 0), (3, 0, 0)))
     assert bond_shares(spatial_statistics([lone])) == (1.0, 0.0)
+
+
+def test_a_molecule_that_is_not_relaxed_to_the_end_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conformers_of_rdkit, "_MAX_STEPS", 1)
+    made = conformers_of_rdkit.embed("CC(C)CCO", 0, hydrogens=True, aromatic=False)
+    assert isinstance(made, SpatialMolecule)
+    assert smiles_of(made) == "CC(C)CCO"
+
+
+def test_several_parts_have_no_conformer() -> None:
+    assert conformers_of_rdkit.embed("CC.O", 0, hydrogens=True, aromatic=False) == "has several parts"
+
+
+def test_stored_coordinates_are_rounded_and_have_no_negative_zero() -> None:
+    mol = Chem.AddHs(Chem.MolFromSmiles("[H][H]"))
+    rdDistGeom.EmbedMolecule(mol, randomSeed=1)
+    for k, place in enumerate([(-1e-6, 0.12344, -0.0), (0.74321, -0.12346, 0.00004)]):
+        mol.GetConformer().SetAtomPosition(k, place)
+    made = conformers_of_rdkit.as_stored(mol, hydrogens=True, aromatic=False)
+    assert isinstance(made, SpatialMolecule)
+    assert str(made.positions) == "((0.0, 0.1234, 0.0), (0.7432, -0.1235, 0.0))"

@@ -9,6 +9,7 @@ import pytest
 from scipy.stats import chi2
 
 from discrete_grpo.datasets.synthetic_graphs import stochastic_block_model
+from discrete_grpo.domains import graph_validity
 from discrete_grpo.domains.graph6 import adjacency, graph6
 from discrete_grpo.domains.graph_validity import (
     SHAPES,
@@ -92,3 +93,25 @@ def test_louvain_does_not_see_the_numbering_where_blocks_are_blurred() -> None:
         order = np.random.default_rng(k).permutation(len(matrix))
         blocks, other = louvain_blocks(matrix), louvain_blocks(matrix[np.ix_(order, order)])
         assert len(set(zip(blocks[order].tolist(), other.tolist(), strict=True))) == blocks.max() + 1 == other.max() + 1
+
+
+@pytest.mark.parametrize(
+    ("sizes", "p_value", "passes"),
+    [
+        ([20, 20], 0.91, True),
+        ([20, 20], 0.9, False),
+        ([40] * 5, 1.0, True),
+        ([19, 21], 1.0, False),
+        ([20, 41], 1.0, False),
+        ([40], 1.0, False),
+        ([20] * 6, 1.0, False),
+        ([20, 20, 20, 20, 20], 1.0, True),
+    ],
+)
+def test_block_models_have_blocks_of_the_stated_number_and_sizes(
+    sizes: list[int], p_value: float, passes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocks = np.repeat(np.arange(len(sizes)), sizes)
+    monkeypatch.setattr(graph_validity, "louvain_blocks", lambda matrix: blocks)
+    monkeypatch.setattr(graph_validity, "block_p_value", lambda matrix, found: p_value)
+    assert is_block_model(nx.cycle_graph(len(blocks))) is passes

@@ -10,8 +10,17 @@ from rdkit import Chem
 from rdkit.Chem import rdChemReactions
 from rdkit.rdBase import BlockLogs
 
-from discrete_grpo.domains.molecule_mutations import MUTATIONS
-from discrete_grpo.domains.molecule_operators import MUTATION_ODDS, ChildSize, crossover, mutate, reproduce, rings_ok, splice
+from discrete_grpo.domains.molecule_mutations import MUTATIONS, matches
+from discrete_grpo.domains.molecule_operators import (
+    MUTATION_ODDS,
+    ChildSize,
+    _cut_ring,
+    crossover,
+    mutate,
+    reproduce,
+    rings_ok,
+    splice,
+)
 from discrete_grpo.domains.smiles import parse, to_smiles
 
 DRUGS = [
@@ -387,3 +396,39 @@ def test_a_child_is_unlike_the_largest_component_of_its_parents() -> None:
     children = {to_smiles(child) for child in found if child is not None}
     assert children
     assert not children & {"CCCO", "CCO"}
+
+
+# Smaller and larger choices inside a mutation, with the probabilities of the source.
+INNER_ODDS = {
+    "insert_atom": {"[*]~[*]": 0.60, "[*;!H0]~[*]": 0.35, "[*;!R;!H1;!H0]~[*]": 0.05},
+    "append_atom": {"[*;!H0]": 0.60, "[*;!H0;!H1]": 0.35, "[*;H3]": 0.05},
+    "delete_atom": {
+        "[*]~[D1]": 0.25,
+        "[*]~[D2]~[*]": 0.25,
+        "[*]~[D3](~[*;!H0])~[*]": 0.25,
+        "[*]~[D4](~[*;!H0])(~[*;!H0])~[*]": 0.1875,
+        "[*]~[D4](~[*;!H0;!H1])(~[*])~[*]": 0.0625,
+    },
+    "change_bond_order": {"[*]!-[*]": 0.45, "[*;!H0]-[*;!H0]": 0.45, "[*]#[*]": 0.05, "[*;!R;!H1;!H0]~[*]": 0.05},
+    "add_ring": {"[*;!r;!H0]~" + "[*;!r]~" * (n - 2) + "[*;!r;!H0]": p for n, p in ((3, 0.05), (4, 0.05), (5, 0.45), (6, 0.45))},
+}
+
+
+@pytest.mark.parametrize("kind", INNER_ODDS)
+def test_choices_inside_a_mutation_have_the_odds_of_the_source(kind: str) -> None:
+    rng, mol = random.Random(0), molecule("CCO")
+    drawn = [MUTATIONS[kind](mol, rng) for _ in range(4000)]
+    counts = Counter(made[0] for made in drawn if made is not None)
+    assert {smarts: count / 4000 for smarts, count in counts.items()} == pytest.approx(INNER_ODDS[kind], abs=0.03)
+
+
+def test_rings_are_cut_in_both_ways_with_equal_odds() -> None:
+    """Cyclohexane has no branched atom, so that the cut at two neighbouring bonds finds no place."""
+    rng, ring = random.Random(0), molecule("C1CCCCC1")
+    drawn = [_cut_ring(ring, rng) for _ in range(2000)]
+    assert sum(not parts for parts in drawn) / 2000 == pytest.approx(0.5, abs=0.04)
+    assert {tuple(sorted(part.mol.GetNumAtoms() for part in parts)) for parts in drawn if parts} == {(2, 4)}
+
+
+def test_all_places_of_a_large_molecule_are_found() -> None:
+    assert len(matches(molecule("C" * 600), "[*]~[*]")) == 2 * 599

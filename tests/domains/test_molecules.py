@@ -1,9 +1,11 @@
 """SMILES to graphs and back."""
 
 import gzip
+import math
 import random
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from rdkit import Chem
 
 from discrete_grpo.datasets.convert import batch_to_pyg, graph_classes, pyg_to_batch
 from discrete_grpo.datasets.enumeration import enumerate_molecules
-from discrete_grpo.domains import molecule_properties
+from discrete_grpo.domains import molecule_features, molecule_properties
 from discrete_grpo.domains.graphs import GraphBatch, node_mask, permute
 from discrete_grpo.domains.molecules import AtomType, Vocabulary, classes_to_mol, decode, encode, molecule_to_classes
 from discrete_grpo.domains.smiles import parse
@@ -278,3 +280,32 @@ def test_aromatic_bonds_of_imported_policies_are_read() -> None:
         edges[0, i, (i + 1) % 6] = edges[0, (i + 1) % 6, i] = 4
     batch = GraphBatch(torch.zeros(1, 6, dtype=torch.long), edges, torch.ones(1, 6, dtype=torch.bool))
     assert decode(batch, CNOF) == ["c1ccccc1"]
+
+
+def test_the_scaffold_has_no_stereo() -> None:
+    both = [molecule_properties.murcko_scaffold(Chem.MolFromSmiles(f"CC1CO[C{sign}H](c2ccccc2)C1")) for sign in ("@", "@@")]
+    assert both == ["c1ccc(C2CCCO2)cc1"] * 2
+
+
+def test_a_value_that_is_not_finite_is_none() -> None:
+    mol = Chem.MolFromSmiles("C")
+    found = [molecule_properties.finite_value(partial(lambda value, mol: value, value), mol) for value in (1.5, math.nan, math.inf)]
+    assert found == [1.5, None, None]
+
+
+def test_numbers_of_a_molecule_by_hand() -> None:
+    from rdkit.Chem import Descriptors
+
+    text = "OCC1CCN(Cc2ccc(F)cc2)C1"
+    found = dict(zip(molecule_features.DESCRIPTORS, molecule_features.molecule_numbers(text), strict=True))
+    atoms = {"C": 12, "N": 1, "O": 1, "F": 1, "P": 0, "S": 0, "Cl": 0, "Br": 0, "I": 0}
+    counts = {"hydrogens": 16, "heavy atoms": 15, "rings": 2, "aromatic rings": 1, "hydrogen-bond donors": 1, "rotatable bonds": 3}
+    assert found == pytest.approx(
+        {f"number of {symbol}": count for symbol, count in atoms.items()}
+        | counts
+        | {"TPSA / 10 Å²": (20.23 + 3.24) / 10}  # the hydroxyl and the amine
+        | {"5 · fraction of sp3 carbons": 5 * 6 / 12}
+        | {"Crippen logP": Descriptors.MolLogP(Chem.MolFromSmiles(text))}  # type: ignore[attr-defined]
+    )
+    with pytest.raises(ValueError, match=r"^smiles: 'C\.C', expected a valid molecule$"):
+        molecule_features.molecule_numbers("C.C")

@@ -152,3 +152,14 @@ def test_what_is_no_directed_graph_has_no_structure(sample: str | None) -> None:
     assert not is_acyclic(sample)
     assert not is_weakly_connected(sample)
     assert (acyclic_share(sample), longest_path(sample)) == (0.0, None)
+
+
+def test_names_with_any_character_survive_a_batch() -> None:
+    labels = Labels(("a b", "c,d"), (NO_EDGE, "e=f", "%20"))
+    lines = ["&BP? nodes=a%20b,c%2Cd,a%20b edges=e%3Df,%2520", "&A? nodes=c%2Cd,c%2Cd edges="]
+    assert batch_to_lines(lines_to_batch(lines, labels), labels) == lines
+
+
+def test_a_graph_without_classes_is_none_of_those_with_classes() -> None:
+    with pytest.raises(ValueError, match=r"graphs\[0\]: node class 'None', expected one of a, b"):
+        lines_to_batch(["&AO"], LABELS)

@@ -11,7 +11,9 @@ import pytest
 from discrete_grpo.domains.graph6 import adjacency, graph6
 from discrete_grpo.domains.isomorphism import GraphSet, isomorphic
 from discrete_grpo.domains.named_graphs import (
+    NO_EDGE,
     Labels,
+    batch_to_lines,
     labelled_form,
     lines_to_batch,
     named_graph,
@@ -169,3 +171,22 @@ def test_classes_of_edges_alone_are_classes() -> None:
 
 def test_an_empty_name_of_a_single_node_is_read_again() -> None:
     assert dict(named_graph("@ nodes= edges=").nodes(data="label")) == {0: ""}
+
+
+def test_names_with_any_character_survive_a_batch() -> None:
+    labels = Labels(("a b", "c,d"), (NO_EDGE, "e=f", "%20"))
+    lines = ["Bg nodes=a%20b,c%2Cd,a%20b edges=e%3Df,%2520", "A? nodes=c%2Cd,c%2Cd edges="]
+    assert batch_to_lines(lines_to_batch(lines, labels), labels) == lines
+
+
+def test_classes_of_edges_stand_in_the_order_of_graph6() -> None:
+    """By the later and then the earlier end, which is not the order of the rows of the adjacency matrix."""
+    pairs = [(i, j) for j in range(4) for i in range(j)]
+    line = "C~ nodes=a,a,a,a edges=e01,e02,e12,e03,e13,e23"
+    graph = named_graph(line)
+    assert {(min(i, j), max(i, j)): name for i, j, name in graph.edges(data="label")} == {(i, j): f"e{i}{j}" for i, j in pairs}
+    assert to_line(graph) == line
+    labels = Labels(("a",), (NO_EDGE, *(f"e{i}{j}" for i, j in pairs)))
+    batch = lines_to_batch([line], labels)
+    assert [int(batch.edges[0, i, j]) for i, j in pairs] == [1, 2, 3, 4, 5, 6]
+    assert batch_to_lines(batch, labels) == [line]

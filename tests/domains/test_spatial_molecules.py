@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import math
 import pickle
@@ -11,7 +12,7 @@ import pytest
 from rdkit import Chem
 from rdkit.Chem import rdDistGeom, rdMolTransforms
 
-from discrete_grpo.domains.spatial_files import from_sdf, from_xyz, to_sdf, to_xyz
+from discrete_grpo.domains.spatial_files import from_sdf, from_xyz, plane_sdf, to_sdf, to_xyz
 from discrete_grpo.domains.spatial_geometry import (
     angle_centres,
     bond_angles,
@@ -366,3 +367,48 @@ def test_numbers_that_are_not_whole_are_refused() -> None:
     with pytest.raises(ValueError, match=r"^charges\[1\]: 0\.9, expected a whole number$"):
         SpatialMolecule(two, (0, 0.9), ((0, 1, 1),), apart)  # type: ignore[arg-type]
     assert SpatialMolecule(two, (0, 1.0), ((0, 1, 4.0),), apart).bonds == ((0, 1, 4),)  # type: ignore[arg-type]
+
+
+def test_a_given_charge_goes_before_the_one_in_the_comment() -> None:
+    acetate = to_xyz([from_mol(embedded("CC(=O)[O-]"))])
+    assert [smiles_of(m) for m in from_xyz(acetate.replace("charge=-1", "charge=0"), charge=-1)] == ["CC(=O)[O-]"]
+
+
+def test_an_xyz_file_may_have_further_columns_and_blank_lines_between_frames() -> None:
+    water = to_xyz([WATER])
+    more = "".join(f"{line} 0.25 q\n" if line.startswith(("O ", "H ")) else f"{line}\n" for line in water.splitlines())
+    assert from_xyz(f"\n{more}\n  \n{water}") == from_xyz(water) * 2
+
+
+def test_bonds_of_an_xyz_file_are_aromatic_where_asked_for() -> None:
+    benzene = to_xyz([from_mol(embedded("c1ccccc1"))])
+    for aromatic, wanted in ((False, [1] * 9 + [2] * 3), (True, [1] * 6 + [4] * 6)):
+        (made,) = from_xyz(benzene, aromatic=aromatic)
+        assert sorted(order for _, _, order in made.bonds) == wanted
+
+
+def test_atoms_at_one_place_are_no_molecule_of_rdkit() -> None:
+    mol = embedded("CC")
+    mol.GetConformer().SetAtomPosition(1, mol.GetConformer().GetAtomPosition(0))
+    with pytest.raises(ValueError, match=r"^positions: atoms 0 and 1 are 0\.000 Å apart"):
+        from_mol(mol)
+
+
+def test_drawings_have_the_data_of_their_own_molecule() -> None:
+    text = plane_sdf(["CC", "bad(", "CO"], {"reward": [0.5, 1.0, 2.5], "note": [None, "lost", "kept"]})
+    mols = list(Chem.ForwardSDMolSupplier(io.BytesIO(text.encode())))
+    assert [(mol.GetProp("_Name"), mol.GetPropsAsDict()) for mol in mols] == [
+        ("CC", {"reward": 0.5}),
+        ("CO", {"reward": 2.5, "note": "kept"}),
+    ]
+
+
+def test_a_molecule_is_dense_from_the_stated_number_of_bonds_on() -> None:
+    pairs = list(itertools.combinations(range(40), 2))
+    for bonds, wanted in ((2 * 40 + 64, False), (2 * 40 + 65, True)):
+        made = SpatialMolecule(("C",) * 40, (0,) * 40, tuple((i, j, 1) for i, j in pairs[:bonds]), ((0.0, 0.0, 0.0),) * 40)
+        assert is_dense(made) is wanted
+
+
+def test_blank_lines_at_the_end_of_an_sdf_file_are_no_record() -> None:
+    assert from_sdf(to_sdf([WATER]) + "\n  \n") == [WATER]

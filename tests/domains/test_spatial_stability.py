@@ -9,7 +9,8 @@ import pytest
 from rdkit import Chem
 from rdkit.Chem import rdForceFieldHelpers
 
-from discrete_grpo.domains.force_field import relax
+from discrete_grpo.domains import force_field
+from discrete_grpo.domains.force_field import Relaxation, relax
 from discrete_grpo.domains.spatial_geometry import (
     midi_stable,
     octet_stable,
@@ -179,3 +180,28 @@ def test_no_energy_where_there_can_be_none() -> None:
     )
     assert valid_mol(boron) is not None
     assert relax(boron) is None  # MMFF94 has no parameters for boron
+
+
+def test_atoms_stay_where_they_are_while_hydrogens_are_filled_in() -> None:
+    """Ethane without hydrogens, its bond stretched: all of the strain is in that bond."""
+    stretched = SpatialMolecule(("C", "C"), (0, 0), ((0, 1, 1),), ((0, 0, 0), (2.0, 0, 0)))
+    relaxed = embedded("CC")
+    assert rdForceFieldHelpers.MMFFOptimizeMolecule(relaxed, maxIters=2000) == 0
+    rest = float(np.linalg.norm(np.diff(relaxed.GetConformer().GetPositions()[:2], axis=0)))
+    found = relax(stretched)
+    assert found is not None
+    assert found.strain > 30  # kcal/mol
+    assert found.rmsd == pytest.approx((2.0 - rest) / 2, abs=1e-3)  # of the two carbons
+    assert found.energy_per_atom == found.energy / 8
+
+
+def test_a_minimisation_that_is_cut_short_has_not_converged(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = from_mol(embedded("CC(C)CO"))
+    monkeypatch.setattr(force_field, "MAX_STEPS", 1)
+    found = relax.__wrapped__(made)
+    assert found is not None
+    assert not found.converged
+
+
+def test_a_strain_is_never_negative() -> None:
+    assert Relaxation(1.0, 1.5, 0.0, 2, True).strain_per_atom == 0.0

@@ -9,7 +9,19 @@ import torch
 
 from discrete_grpo.datasets.enumeration import enumerated_smiles
 from discrete_grpo.datasets.text import mask_lines
-from discrete_grpo.domains.tokenizer import BOS, EOS, MASK, NUM_SPECIAL, PAD, SMILES, Property, Tokenizer, matches, pad_left
+from discrete_grpo.domains.tokenizer import (
+    BOS,
+    EOS,
+    MASK,
+    NUM_SPECIAL,
+    PAD,
+    SMILES,
+    Property,
+    TokenBatch,
+    Tokenizer,
+    matches,
+    pad_left,
+)
 from tests.shared_data import SHARED
 
 ZINC = SHARED / "zinc250k_test.smi.gz"
@@ -85,3 +97,13 @@ def test_groups_in_an_expression_make_no_difference() -> None:
     assert mask_lines(["aab"], 1.0, pattern=r"(a)+|b") == ["__"]
     assert matches("aab", r"(a)+|b")
     assert not matches("aac", r"(a)+|b")
+
+
+def test_a_batch_moves_with_its_conditions() -> None:
+    whole = TokenBatch(torch.zeros(2, 3, dtype=torch.long), torch.zeros(2, 4, dtype=torch.long), torch.zeros(2, 5))
+    moved = whole.to("meta")
+    for name in ("tokens", "prompt", "properties"):
+        before, after = getattr(whole, name), getattr(moved, name)
+        assert (after.device.type, after.shape, after.dtype) == ("meta", before.shape, before.dtype)
+    alone = TokenBatch(whole.tokens).to("meta")
+    assert (alone.prompt, alone.properties) == (None, None)
