@@ -151,3 +151,20 @@ def test_what_cannot_be_written_is_one_line(run: Path, tmp_path: Path) -> None:
     Recorder(tmp_path / "bare").record(1, {"reward": 0.5})
     with pytest.raises(ValueError, match=r"has no sample with a known reward$"):
         best_samples(tmp_path / "bare")
+
+
+def test_a_sample_without_the_scores_of_the_others_has_empty_cells(run: Path, tmp_path: Path) -> None:
+    with write_best(run, tmp_path / "best.csv").open(encoding="utf-8") as file:
+        rows = {row["smiles"]: (row["reward"], row["reward_a"], row["reward_b"]) for row in csv.DictReader(file)}
+    assert rows["CCO"] == ("0.8", "0.7", "0.1")
+    assert rows["c1ccncc1C"] == ("0.7", "", "0.7")
+    assert rows["CN"] == ("0.55", "", "")
+
+
+def test_samples_that_cannot_be_drawn_make_no_picture(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "run")
+    recorder.record(1, {"reward": 0.5})
+    recorder.record_samples(1, {"sample": ["no molecule"], "reward": [0.5]})
+    with pytest.raises(ValueError, match=r"^out: .*best\.png, expected another ending: no sample can be drawn$"):
+        write_best(tmp_path / "run", tmp_path / "best.png")
+    assert not (tmp_path / "best.png").exists()

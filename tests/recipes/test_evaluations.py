@@ -351,3 +351,79 @@ def test_an_evaluation_that_is_made_again_lists_its_failures_once(tmp_path: Path
         train(tiny_policy(), Fails(), output_dir=tmp_path / "run", grpo=grpo, evaluation_samples=3, resume=resume)
     rows = [json.loads(line) for line in (tmp_path / "run" / "failures.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [0, 1, 2]
+
+
+def test_evaluations_draw_from_a_seed_of_their_own(short_run: TrainRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that training does not begin with, so that its first samples are not measured."""
+
+    def drawn(policy: Any, count: int, *, seed: int, columns: Any) -> None:
+        raise LookupError(seed)
+
+    monkeypatch.setattr("discrete_grpo.recipes.evaluations.sample_policy", drawn)
+    family, recipe = (load("qm9-small").family, replace(short_run, grpo=replace(SMALL, seed=7)))
+    evaluations = Evaluations(recipe, family, tmp_path, None, Ledger(), RewardMemories([]), torch.device("cpu"))
+    for measure in (lambda: evaluations.before(tiny_policy()), lambda: evaluations.after(tiny_policy(), 3)):
+        with pytest.raises(LookupError, match=r"^8$"):
+            measure()
+
+
+class Live(Once):
+    """Gives out its memory itself, and keeps the one that it is given, or fills its own with it."""
+
+    in_place = False
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": self.seen}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if self.in_place:
+            self.seen.clear()
+            self.seen.update(state["seen"])
+        else:
+            self.seen = state["seen"]
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_memories_are_copies(in_place: bool) -> None:
+    reward = Live()
+    reward.in_place = in_place
+    reward(["N"])
+    memories = RewardMemories([reward])
+    reward(["C"])
+    for _ in range(2):
+        with memories.put_back():
+            assert reward(["N", "C", "O"]) == [0.0, 1.0, 1.0]
+        assert reward.seen == {"N", "C"}
+    for _ in range(2):
+        memories.begin()
+        assert reward(["N", "C"]) == [0.0, 1.0]
+
+
+def test_a_condition_that_no_sample_of_an_evaluation_has_is_a_column_too(tmp_path: Path) -> None:
+    asked: list[list[Any]] = []
+
+    def reward(samples: Any, target: Any, **columns: Any) -> list[float]:
+        asked.append(list(target))
+        return [1.0] * len(samples)
+
+    grpo = GRPOConfig(max_steps=1, num_generations=2, generation_batch_size=4)
+    columns: list[dict[str, Any]] = [{"num_nodes": 3}, {"target": 2.0}]
+    train(tiny_policy(), reward, output_dir=tmp_path / "run", grpo=grpo, columns=columns, evaluation_samples=1)
+    assert asked[0] == [None]  # of the evaluation before training
+
+
+def test_rewards_of_which_one_is_known_are_known(tmp_path: Path) -> None:
+    """Each of several unknown rewards counts as 0; a sample is unknown where all of them are."""
+
+    def some(samples: Any, **columns: Any) -> list[float | None]:
+        return [None, None, 1.0, 1.0]
+
+    def others(samples: Any, **columns: Any) -> list[float | None]:
+        return [None, 2.0, 2.0, 2.0]
+
+    recipe = TrainRecipe("qm9-small", [some, others])
+    family = load("qm9-small").family
+    evaluations = Evaluations(recipe, family, tmp_path, None, Ledger(), RewardMemories([]), torch.device("cpu"))
+    table, means = evaluations._scored(["C", "N", "O", "F"], {}, 1)
+    assert table["reward"][1:] == [2.0, 3.0, 3.0]
+    assert means == {"reward": 8 / 3, "reward_some": 1.0, "reward_others": 2.0, "frac_reward_unknown": 0.25}

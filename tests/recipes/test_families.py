@@ -22,6 +22,7 @@ from discrete_grpo.core.sample_metrics import SampleMetrics
 from discrete_grpo.datasets.enumeration import enumerated_smiles, load_enumerated
 from discrete_grpo.datasets.molecules import statistics
 from discrete_grpo.datasets.spatial import conformers
+from discrete_grpo.diffusion.schedules import DigressSchedule
 from discrete_grpo.domains.named_graphs import to_line
 from discrete_grpo.domains.smiles import parse, to_smiles
 from discrete_grpo.domains.spatial_molecules import smiles_of
@@ -41,7 +42,7 @@ from discrete_grpo.recipes.kinds.images import IMAGES
 from discrete_grpo.recipes.kinds.molecules import MOLECULES
 from discrete_grpo.recipes.kinds.spatial import SPATIAL
 from discrete_grpo.recipes.kinds.text import TEXT
-from discrete_grpo.recipes.loading import load, load_policy
+from discrete_grpo.recipes.loading import _check_steps, load, load_policy
 from discrete_grpo.recipes.optimise import optimise
 from discrete_grpo.recipes.pretraining.diffusion import DiffusionOptions
 from discrete_grpo.recipes.pretraining.molecules import PretrainRecipe, molecule_policy, run_pretrain
@@ -407,3 +408,32 @@ def test_metrics_of_descriptions_are_those_of_the_samples(
     assert metrics.summarise(samples, [one for part in sent for one in pickle.loads(part)]) == plain(samples) == metrics(samples)
     assert max(map(len, sent)) < 200 * len(samples)
     assert 0 < plain(samples)["unique"] <= 1
+
+
+def test_a_policy_of_another_package_is_of_unknown_kind_unless_its_checkpoint_has_statistics_of_molecules() -> None:
+    class Own:
+        pass
+
+    assert family_of({}, Own()).name == "samples"
+    assert family_of({"statistics": {}}, Own()) is MOLECULES
+    assert family_of({}) is MOLECULES
+
+
+def test_the_kind_of_a_search_is_that_of_the_checkpoint_of_its_policy(tmp_path: Path) -> None:
+    for policy, family in (("digits", IMAGES), ("my_module:Mine@digits", IMAGES), ("my_module:Mine", MOLECULES), (3, MOLECULES)):
+        (tmp_path / "search.json").write_text(json.dumps({"policy": policy}))
+        assert run_family(tmp_path) is family
+
+
+@pytest.mark.parametrize("value", [0.0, 1.5])
+def test_a_share_of_the_tokens_is_more_than_none_and_at_most_all(value: float) -> None:
+    with pytest.raises(ValueError, match=f"^top_p: {value}, expected more than 0 and at most 1$"):
+        SamplerOptions(top_p=value)
+
+
+def test_a_schedule_of_steps_bounds_those_of_the_sampler() -> None:
+    noise = SimpleNamespace(schedule=DigressSchedule(steps=20))
+    policy = SimpleNamespace(node_kernel=SimpleNamespace(noise=noise), edge_kernel=None)
+    _check_steps(policy, 20)
+    with pytest.raises(ValueError, match=r"^num_steps: 21, expected 1 to 20 \(diffusion_steps\)$"):
+        _check_steps(policy, 21)

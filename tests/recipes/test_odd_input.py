@@ -83,7 +83,7 @@ def test_a_policy_that_always_had_a_label_asks_for_one() -> None:
         dg.sample("digits", 2, columns=[{"label": None}])
 
 
-@pytest.mark.parametrize("text", ["1e-4", "3e2", "1_0E5", "1.5e3"])
+@pytest.mark.parametrize("text", ["1e-4", "3e2", "1_0E5", "1.5e3", "-1e4", "+2.5e-3"])
 def test_texts_that_look_like_numbers_are_read_again(text: str, tmp_path: Path) -> None:
     _, written = parse("pretrain-text", [f"--output_dir={text}", f"--data_licence={text}"])
     (tmp_path / "config.yaml").write_text(written)

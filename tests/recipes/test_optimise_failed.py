@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from discrete_grpo import GRPOConfig
 from discrete_grpo.cli import main
 from discrete_grpo.core.scoring import NoScores, RewardError
+from discrete_grpo.recipes.failed_runs import withdrawn_on_failure
 from discrete_grpo.recipes.loading import policy_object
 from discrete_grpo.recipes.train import train
 from tests.benchmarking.test_methods import chains
@@ -130,3 +132,24 @@ def test_no_command_goes_on_with_a_run_that_spent_its_budget_without_a_score(
         said = capsys.readouterr().err
         assert "reward silent: unknown (None or NaN) for all of 20 molecules, expected numbers" in said
         assert "continue with" not in said
+
+
+def test_scores_in_the_log_of_their_database_stay_too(tmp_path: Path) -> None:
+    """Those of a connection that was not closed: the file alone would have lost them."""
+    file = tmp_path / "run" / "scores.sqlite"
+    held: list[sqlite3.Connection] = []
+
+    def fail() -> None:
+        with withdrawn_on_failure(tmp_path / "run", calls_count=False):
+            held.append(sqlite3.connect(file))
+            held[0].execute("PRAGMA journal_mode=WAL")
+            held[0].execute("CREATE TABLE scores (score REAL)")
+            held[0].execute("INSERT INTO scores VALUES (0.5)")
+            held[0].commit()
+            raise OSError("no oracle")
+
+    (tmp_path / "run").mkdir()
+    with pytest.raises(OSError, match="no oracle"):
+        fail()
+    assert sorted(path.name for path in file.parent.iterdir()) == ["scores.sqlite", "scores.sqlite-shm", "scores.sqlite-wal"]
+    held[0].close()

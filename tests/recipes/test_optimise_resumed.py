@@ -23,6 +23,7 @@ from discrete_grpo.recipes import optimise as module
 from discrete_grpo.recipes.grpo_memory import TOKEN_SETTINGS
 from discrete_grpo.recipes.optimise import OptimiseRecipe, optimise
 from discrete_grpo.recipes.optimise_run import OptimiseRun
+from discrete_grpo.recipes.reward_changes import changed_rewards, tell_changed_rewards
 from discrete_grpo.recipes.train import train
 from discrete_grpo.rewards.diversity import DiversityFilter
 from discrete_grpo.runs.checkpoint import CheckpointError, save
@@ -357,3 +358,11 @@ def test_rounds_that_are_made_again_list_their_failures_once(tmp_path: Path) -> 
     run(tmp_path, reward, budget=60, save_rounds=3, resume=True)
     steps = Counter(json.loads(line)["step"] for line in (tmp_path / "failures.jsonl").read_text().splitlines())
     assert set(steps.values()) == {1}
+
+
+def test_a_folder_that_a_reward_works_in_may_change(tmp_path: Path) -> None:
+    work, run_folder = tmp_path / "work", tmp_path / "run"
+    work.mkdir()
+    tell_changed_rewards(run_folder, [_Table(str(work))], resume=False)
+    (work / "scratch").write_text("1")
+    assert changed_rewards(run_folder, [_Table(str(work))]) == []

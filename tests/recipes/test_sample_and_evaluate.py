@@ -9,9 +9,11 @@ import os
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import networkx as nx
+import numpy as np
 import pytest
 from rdkit import Chem
 
@@ -21,13 +23,14 @@ from discrete_grpo.datasets.spatial import conformers
 from discrete_grpo.domains.molecule_properties import descriptor
 from discrete_grpo.domains.named_graphs import to_line
 from discrete_grpo.domains.spatial_molecules import to_cxsmiles
-from discrete_grpo.domains.tokenizer import Tokenizer
+from discrete_grpo.domains.tokenizer import Property, Tokenizer
 from discrete_grpo.models.gpt import GPT, GPTConfig
 from discrete_grpo.policies.tokens import TokenPolicy
-from discrete_grpo.recipes.conditions import check_read, property_errors, scaffold_share, tell_unread
+from discrete_grpo.recipes.conditions import _tell_far, check_read, property_errors, read_columns, scaffold_share, tell_unread
 from discrete_grpo.recipes.evaluate import evaluate_file
+from discrete_grpo.recipes.families import FileOptions
 from discrete_grpo.recipes.loading import load, load_policy
-from discrete_grpo.recipes.sample import sample_file, sample_lines, sample_policy
+from discrete_grpo.recipes.sample import as_text, sample_file, sample_lines, sample_policy
 from discrete_grpo.rewards.conditions import keeps_scaffold
 from discrete_grpo.rewards.molecules import validity
 from discrete_grpo.runs.recorder import read_samples
@@ -372,3 +375,37 @@ def test_a_sample_without_a_condition_keeps_its_place_in_the_column() -> None:
     samples, found = sample_policy(tiny_policy(), 5, batch_size=1, columns=columns)
     assert found == {"num_nodes": [4, None, None, 4, None]}
     assert len(samples[0]) == len(samples[3]) == 4
+
+
+def test_numbers_further_than_six_deviations_are_told_where_the_scale_is_known(capsys: pytest.CaptureFixture[str]) -> None:
+    policy = SimpleNamespace(properties=(Property("x"), Property("y", 1.0, 2.0)))
+    _tell_far(policy, [{"x": 100.0, "y": 13.0}, {"x": None}])
+    assert capsys.readouterr().err == ""
+    _tell_far(policy, [{"x": 100.0, "y": 13.5}, {"y": -5.0}])
+    told = " ".join(capsys.readouterr().err.split())
+    assert told == "columns: y 13.5 is 6.25 standard deviations from the mean of the training data, 1"
+
+
+def test_conditions_of_numpy_are_numbers_and_one_number_is_no_list_of_conditions() -> None:
+    (found,) = read_columns([{"a": np.int64(3), "b": np.float32(0.5), "c": "3"}])
+    assert [(value, type(value)) for value in found.values()] == [(3, int), (0.5, float), ("3", str)]
+    wrong: Any = 5
+    with pytest.raises(ValueError, match=r"^columns: 5, expected a list of mappings$"):
+        read_columns(wrong)
+
+
+def test_samples_of_a_table_are_whole() -> None:
+    assert as_text([nx.path_graph(3), None, "CC"]) == ["Bg", "", "CC"]
+
+
+def test_a_column_of_smiles_makes_a_file_one_of_molecules(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text,mol\nsome words,CCO\nothers,CC\n")
+    assert evaluate_file(str(tmp_path / "a.csv"))["num_samples"] == 2
+    found = evaluate_file(str(tmp_path / "a.csv"), FileOptions(smiles_column="mol"))
+    assert (found["num_samples"], found["valid"]) == (2, 1.0)
+
+
+def test_a_table_of_a_policy_that_collapsed_is_evaluated(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("smiles,seed\n,0\n,0\n")
+    (tmp_path / "a.smi").write_text("")
+    assert evaluate_file(str(tmp_path / "a.csv"))["valid"] == 0.0
