@@ -65,6 +65,10 @@ pytestmark = pytest.mark.usefixtures("here")
         ("evaluate bad.sdf", "file: 'bad.sdf' holds no sample of the kind spatial (1 were looked at)"),
         ("evaluate good.smi --out=./good.smi", "out: 'good.smi' is read as file, expected another name"),
         ("evaluate good.smi --reference=bad.smi --out=bad.smi", "out: 'bad.smi' is read as reference, expected another name"),
+        (
+            "evaluate good.smi --suite=moses --reference=good.smi --train=bad.smi --out=bad.smi",
+            "out: 'bad.smi' is read as train, expected another name",
+        ),
         ("evaluate good.smi --refrence=good.smi", "unknown field 'refrence'; did you mean 'reference'?"),
         ("sample tiny -n 0 --out=o.smi", "n: 0, expected at least 1"),
         ("sample tiny -n -3 --out=o.smi", "n: -3, expected at least 1"),
@@ -357,3 +361,19 @@ def test_what_no_command_can_resume_is_told_apart(tmp_path: Path, capsys: pytest
     (tmp_path / name).write_text("{}\n")
     assert main(["resume", str(tmp_path)]) == 2
     assert capsys.readouterr().err == f"discrete-grpo: error: run: {tmp_path} {said}\n"
+
+
+def test_a_failure_without_a_text_is_told_by_its_kind(refuse: Refuse, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*arguments: Any, **options: Any) -> None:
+        raise ValueError
+
+    monkeypatch.setattr("discrete_grpo.recipes.evaluate.evaluate_file", fails)
+    assert refuse("evaluate", "good.smi") == "ValueError"
+
+
+def test_a_failure_of_a_library_is_told_with_its_kind(refuse: Refuse, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*arguments: Any, **options: Any) -> None:
+        raise TypeError("unsupported operand: int and str")
+
+    monkeypatch.setattr("discrete_grpo.recipes.evaluate.evaluate_file", fails)
+    assert refuse("evaluate", "good.smi") == "TypeError: unsupported operand: int and str"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.resources
 import json
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ import pytest
 import yaml
 
 from discrete_grpo.cli import main
+from discrete_grpo.cli.arguments import read_arguments
+from discrete_grpo.cli.calls import call
 from discrete_grpo.cli.commands import COMMANDS
 from discrete_grpo.datasets import graph_files, reading
 from discrete_grpo.domains.digraph_validity import DIGRAPH_SHAPES
@@ -199,3 +202,40 @@ def test_images_are_drawn_and_evaluated(tiny: Path, monkeypatch: pytest.MonkeyPa
         assert json.loads(Path("numbers.json").read_text())["valid"] == 1.0
     assert "reference: 'plain.txt', expected none" in refuse("evaluate", "plain.txt", "--reference=plain.txt")
     assert "makes no images" in refuse("sample", "qm9-small", "-n", "2", "--out=sheet.png")
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "name", "value"),
+    [
+        ("sample", ["p"], "n", 100),
+        ("sample", ["p"], "seed", 0),
+        ("sample", ["p", "-n", "1e3"], "n", 1000),
+        ("sample", ["p", "--scaffold=null"], "scaffold", None),
+        ("best", ["run"], "n", 50),
+        ("benchmark", ["pmo", "--tasks=['qed', \"median1\"]"], "tasks", ["qed", "median1"]),
+        ("benchmark", ["pmo", "--tasks=null"], "tasks", None),
+        ("benchmark", ["pmo", "--seeds=[3,1e1]"], "seeds", [3, 10]),
+        ("benchmark", ["pmo", "--job_timeout=null"], "job_timeout", None),
+        ("preprocess", ["a.smi", "--output_dir=o", "--scaffold=False"], "scaffold", False),
+        ("preprocess", ["a.smi", "--output_dir=o", "--scaffold=true"], "scaffold", True),
+        ("preprocess", ["a.smi", "--output_dir=o"], "max_broken", 0.05),
+    ],
+)
+def test_values_of_options_are_read_in_the_forms_that_the_help_names(command: str, words: list[str], name: str, value: Any) -> None:
+    assert read_arguments(command, words)[name] == value
+    assert type(read_arguments(command, words)[name]) is type(value)
+
+
+def test_a_benchmark_keeps_the_command_that_made_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*given: Any, command: str, **options: Any) -> None:
+        raise LookupError(command)
+
+    monkeypatch.setattr("discrete_grpo.benchmarking.runner.benchmark", stop)
+    words = ["pmo", "--tasks=[qed,median1]", "--seeds=[4,5]", "--output_dir=my folder", "--jobs=1"]
+    with pytest.raises(LookupError) as caught:
+        call("benchmark", read_arguments("benchmark", words))
+    told = shlex.split(str(caught.value))
+    assert told[:3] == ["discrete-grpo", "benchmark", "pmo"]
+    assert read_arguments("benchmark", told[2:]) == read_arguments("benchmark", words)
+    assert {"--tasks=[qed,median1]", "--seeds=[4,5]", "--output_dir=my folder"} <= set(told)
+    assert not any("trusted" in word for word in told)

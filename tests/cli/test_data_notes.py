@@ -10,6 +10,7 @@ import pytest
 from discrete_grpo.cli import main
 from discrete_grpo.cli.parser import loaded_columns, parse
 from discrete_grpo.recipes.grpo_memory import changes_of_method
+from discrete_grpo.recipes.left_out import report_broken
 
 SMALL = ["--num_steps=3", "--evaluation_samples=0", "--pretrain.max_steps=1", "--pretrain.batch_size=4", "--network.layers=1"]
 
@@ -124,3 +125,20 @@ def test_settings_within_settings_of_a_file_stand_beside_those_of_the_command_li
     given = "--config={settings: {draws: 60, objective: {temperature: 0.02, epsilon: 0.1}}}"
     recipe, _ = parse("optimise", [given, "--settings.objective.epsilon=0.3"])
     assert changes_of_method(recipe.settings) == {"draws": 60, "objective": {"temperature": 0.02, "epsilon": 0.3}}
+
+
+@pytest.mark.parametrize(("bad", "more"), [(1, ""), (5, ""), (6, "; and 1 more"), (8, "; and 3 more")])
+def test_the_first_lines_that_are_left_out_are_listed(bad: int, more: str, capsys: pytest.CaptureFixture[str]) -> None:
+    broken = [(k + 1, f"x{k}") for k in range(bad)]
+    listed = "; ".join(f"line {k}: {text!r}" for k, text in broken[:5])
+    report_broken("a.smi", broken, 12)
+    assert capsys.readouterr().err == f"a.smi: {bad} of {12 + bad} lines are no molecule: {listed}{more}\n"
+
+
+def test_of_lines_that_are_left_out_in_shards_the_first_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    report_broken("a.smi", [(k, "x") for k in range(5)], 10, count=90)
+    told = capsys.readouterr().err
+    assert told.startswith("a.smi: 90 of 100 lines are no molecule: line 0: 'x'; ")
+    assert told.endswith("; line 4: 'x'; and 85 more\n")
+    report_broken("a.smi", [], 10)
+    assert capsys.readouterr().err == ""

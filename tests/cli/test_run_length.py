@@ -179,3 +179,22 @@ def test_a_reward_is_made_once_and_may_have_arguments_without_types(monkeypatch:
     assert main(["resume", "run", "--grpo.max_steps=2"]) == 0
     assert my_rings.made == [0.5, 0.5]
     monkeypatch.delitem(sys.modules, "my_rings")
+
+
+def test_rounds_of_a_search_may_grow_and_not_shrink() -> None:
+    check_changes("search", "rounds: 5", "rounds: 6")
+    with pytest.raises(UsageError, match=r"^rounds: 4, expected at least 5 as in the run to resume$"):
+        check_changes("search", "rounds: 5", "rounds: 4")
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (0, ""),  # there was no rate before
+        (20, "learning rate: its decay ends at update 20 in place of 30\n"),  # there is none after
+    ],
+)
+def test_only_rates_that_there_are_are_told(made: int, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path(f"checkpoints/step-{made:08d}").mkdir(parents=True)
+    check_run_length(Path(), "grpo", GRPOConfig(max_steps=20, lr_scheduler_type="linear"), {"grpo.max_steps": 30})
+    assert capsys.readouterr().err == said

@@ -8,6 +8,7 @@ import importlib
 import inspect
 import os
 import pkgutil
+import shutil
 import subprocess
 import sys
 import typing
@@ -166,6 +167,7 @@ def test_each_bundled_policy_is_described_from_its_checkpoint(capsys: pytest.Cap
     assert "\n  GraphPolicy with GraphTransformer, 5.5 MB; 12,000 updates on 132,040 molecules\n  data: QM9 (Ramakrishnan" in told
     assert "tree-64-grpo: a policy of graphs, trained on tree and by GRPO\n" in told
     assert "4,000 updates on 128 graphs, then 30 of GRPO on novel tree_valid\n" in told
+    assert "DecodedPolicy" not in told
     assert "TokenPolicy with GPT" in told  # inside the wrapper that decodes its texts
 
 
@@ -204,3 +206,25 @@ def test_a_reader_that_leaves_ends_the_command_in_silence() -> None:
         started.stdout.close()
         said = started.stderr.read()
     assert (started.returncode, said) == (141, b"")
+
+
+def test_texts_of_options_go_on_in_further_lines_and_may_be_of_several_names() -> None:
+    text = '"""Settings.\n\n    Attributes:\n        a, b: one number\n            each, at least 1.\n        c: another.\n    """'
+    node = ast.parse(f"class Settings:\n    {text}\n    a: int = 1\n    b: int = 2\n    c: float = 0.5").body[0]
+    assert [(o.name, o.about, o.default) for o in options_of(Definition("discrete_grpo.core.checks", node))] == [
+        ("a", "one number each, at least 1", "1"),
+        ("b", "one number each, at least 1", "2"),
+        ("c", "another", "0.5"),
+    ]
+
+
+@pytest.mark.parametrize(("columns", "width"), [(20, 70), (90, 90), (300, 112)])
+def test_texts_of_the_help_fit_the_terminal(columns: int, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "get_terminal_size", lambda fallback: os.terminal_size((columns, 24)))
+    texts = [line for line in run_help("train").splitlines() if line.startswith(" " * 36)]
+    assert width - 5 < max(map(len, texts)) <= width
+
+
+def test_the_help_tells_the_default_and_the_range() -> None:
+    text = " ".join(run_help("train").split())
+    assert "Mixing weight α of sync_ref_model, 0 to 1. As in TRL (default 0.6; 0 to 1)" in text

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from discrete_grpo.cli import main
+from discrete_grpo.cli import main, runs
 from discrete_grpo.cli.commands import RUNS
 from tests.command_line import GRPO, PRETRAIN, Refuse, lines, outcome, train
 
@@ -289,3 +289,16 @@ def test_sigterm_during_an_evaluation_ends_as_ctrl_c_does(phase: str, capsys: py
     assert main(train("--reward=ends.ends", "--evaluation_samples=5", "--grpo.max_steps=1")) == 130
     assert "discrete-grpo: stopped; " in capsys.readouterr().err.splitlines()[-1]
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_the_checkpoint_that_a_run_goes_on_from_is_the_newest_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text('{"command": "pretrain-digits"}')
+    assert runs._kept(tmp_path, KeyboardInterrupt()) == ""
+    for name, told in (
+        ("autoencoder/checkpoints/step-00000009", "autoencoder/checkpoints/step-00000009"),
+        ("checkpoints/step-00000001", "checkpoints/step-00000001"),
+        ("checkpoints/step-00000002", "checkpoints/step-00000002"),
+        ("classifier/checkpoints/step-00000030", "checkpoints/step-00000002"),
+    ):
+        (tmp_path / name).mkdir(parents=True)
+        assert runs._kept(tmp_path, KeyboardInterrupt()) == f"the newest checkpoint is {told}, "

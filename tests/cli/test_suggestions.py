@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 import discrete_grpo as dg
 from discrete_grpo.cli import main
 from discrete_grpo.cli.parser import parse
-from discrete_grpo.cli.reward_spec import complete_reward, make_reward
+from discrete_grpo.cli.reward_spec import complete_reward, make_reward, with_argument
 from discrete_grpo.core.option_names import OTHER_NAMES, STAND_INS, check_options, right_field
 from discrete_grpo.recipes.families import family_of
 from discrete_grpo.recipes.loading import load_policy
@@ -350,3 +351,49 @@ def test_a_data_file_or_a_run_in_the_place_of_a_preset_is_told_its_option(told: 
     (tmp_path / "mine/run.json").write_text("{}")
     assert "preset: 'mols.smi' is unknown; it is a file; data are given as --data=mols.smi; known: " in told("pretrain", "mols.smi")
     assert "it is a run folder, whose policy is given as --policy=mine; known: " in told("train", "mine")
+
+
+def test_arguments_are_added_to_the_last_of_several_rewards() -> None:
+    first = with_argument(["qed", "Target"], "value", 1.5)
+    assert first == ["qed", {"class_path": "Target", "init_args": {"value": 1.5}}]
+    second = with_argument(first, "init_args.scale", 2.0)
+    assert second == ["qed", {"class_path": "Target", "init_args": {"value": 1.5, "scale": 2.0}}]
+    assert with_argument(second, "class_path", "logp") == ["qed", "logp"]
+
+
+@pytest.mark.parametrize(
+    ("text", "smarts"),
+    [
+        ("[#6]", "[#6]"),
+        ("CO ", "CO"),
+        ("CO #x", "CO #x"),  # no comment
+        ('"[OH]"', "[OH]"),
+    ],
+)
+def test_an_argument_that_is_text_is_as_it_stands(text: str, smarts: str) -> None:
+    _, written = parse("train", ["demo", "--reward=Substructure", f"--reward.smarts={text}"])
+    assert yaml.safe_load(written)["reward"]["init_args"]["smarts"] == smarts
+
+
+def test_all_arguments_of_a_reward_are_written_out() -> None:
+    spec = complete_reward("Judge")
+    assert spec["class_path"] == "discrete_grpo.rewards.judge.Judge"
+    assert spec["init_args"]["checkpoint"] == "fill-in-judge"
+    assert complete_reward(spec) == spec
+
+
+def test_a_reward_may_be_added_to_several_and_several_to_one() -> None:
+    molecules = "discrete_grpo.rewards.molecules"
+    for words in (["--reward=[qed,logp]", "--reward+=validity"], ["--reward=qed", "--reward+=[logp,validity]"]):
+        _, written = parse("train", ["demo", *words])
+        assert yaml.safe_load(written)["reward"] == [f"{molecules}.{name}" for name in ("qed", "logp", "validity")]
+
+
+def test_fields_of_a_mapping_within_a_mapping_are_added_to_it() -> None:
+    for words in (
+        ["--settings={objective: {temperature: 0.01}}", "--settings.objective.epsilon=0.3"],
+        ["--settings.objective={temperature: 0.01}", "--settings.objective.epsilon=0.3"],
+        ["--settings.objective.temperature=0.01", "--settings.objective.epsilon=0.3"],
+    ):
+        recipe, _ = parse("optimise", words)
+        assert recipe.settings == {"objective": {"temperature": 0.01, "epsilon": 0.3}}
