@@ -159,13 +159,9 @@ def _write(folder: Path, family: Family, recipe: SearchRecipe, found: SearchResu
     table |= component_columns(found.scores, names)
     table |= family.table(found.samples)
     write_table(folder / BEST, table)
-    about = {
-        "policy": recipe.policy,
-        "reward_weights": recipe.reward_weights,
-        "drawn": found.drawn,
-        "oracle_calls": calls,
-        "history": list(map(dict, found.history)),
-    }
+    history = list(map(dict, found.history))
+    settings = {"policy": recipe.policy, "reward_weights": recipe.reward_weights}
+    about = {**settings, "drawn": found.drawn, "oracle_calls": calls, "history": history}
     write_json(folder / SEARCH, about)
 
 

@@ -30,7 +30,8 @@ from discrete_grpo.recipes.conditions import _tell_far, check_read, property_err
 from discrete_grpo.recipes.evaluate import evaluate_file
 from discrete_grpo.recipes.families import FileOptions
 from discrete_grpo.recipes.loading import load, load_policy
-from discrete_grpo.recipes.sample import as_text, sample_file, sample_lines, sample_policy
+from discrete_grpo.recipes.output_files import as_text
+from discrete_grpo.recipes.sample import sample_file, sample_lines, sample_policy
 from discrete_grpo.rewards.conditions import keeps_scaffold
 from discrete_grpo.rewards.molecules import validity
 from discrete_grpo.runs.recorder import read_samples
