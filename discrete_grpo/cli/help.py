@@ -269,7 +269,7 @@ def help_width() -> int:
 
 
 def _shown(option: Option) -> str:
-    said = any(words in option.about for words in ("at least", "at most", "more than", "less than"))
+    said = option.range in option.about or any(w in option.about for w in ("at least", "at most", "more than", "less than"))
     notes = [option.default and f"default {option.default}", "" if said else option.range]
     note = "; ".join(note for note in notes if note)
     about = f"{option.about} ({note})" if note else option.about
