@@ -27,19 +27,25 @@ class FixedSites:
     Attributes:
         nodes: node number -> clean class.
         edges: (i, j) with i < j -> clean class; class 0 forbids an edge.
+        closed: nodes that have no edge but those in ``edges``, whatever the size of the graph.
     """
 
     nodes: Mapping[int, int]
     edges: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    closed: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("nodes", "edges"):
             if not isinstance(found := getattr(self, name), Mapping):
                 raise ValueError(f"{name} of fixed: a {type(found).__name__}, expected a mapping to classes")
-        if not self.nodes and not self.edges:
+        if not isinstance(self.closed, tuple):
+            raise ValueError(f"closed of fixed: a {type(self.closed).__name__}, expected a tuple of nodes")
+        if not self.nodes and not self.edges and not self.closed:
             raise ValueError("fixed: no node and no edge, expected at least one")
         for i in self.nodes:
             check_whole("node in fixed", i, least=0)
+        for i in self.closed:
+            check_whole("closed node in fixed", i, least=0)
         for pair in self.edges:
             whole = isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(i, Integral) for i in pair)
             if not (whole and 0 <= pair[0] < pair[1]):
@@ -48,7 +54,7 @@ class FixedSites:
     @property
     def min_nodes(self) -> int:
         """The smallest graph that has room for every fixed site."""
-        return 1 + max([*self.nodes, *(j for _, j in self.edges)])
+        return 1 + max([*self.nodes, *(j for _, j in self.edges), *self.closed])
 
 
 def fixed_states(
@@ -67,6 +73,9 @@ def fixed_states(
         _check_classes("edge", fixed.edges.values(), edge_classes)
         for i, c in fixed.nodes.items():
             nodes[b, i] = c
+        size = int(sizes[b])  # pairs with padding are no sites
+        for i in fixed.closed:
+            edges[b, i, :size] = edges[b, :size, i] = 0
         for (i, j), c in fixed.edges.items():
             edges[b, i, j] = edges[b, j, i] = c
     return GraphBatch(nodes, edges, node_mask(sizes, num_nodes))

@@ -42,6 +42,30 @@ def test_fixed_edges_are_fixed_both_ways_and_other_rows_are_free() -> None:
     assert found.mask.tolist() == [[True, True, False], [True] * 3]
 
 
+@pytest.mark.parametrize(
+    ("closed", "said"),
+    [
+        ([0], "^closed of fixed: a list, expected a tuple of nodes"),
+        ((0.5,), r"^closed node in fixed: 0\.5, expected a whole number, at least 0"),
+        ((-1,), "^closed node in fixed: -1, expected at least 0"),
+    ],
+)
+def test_closed_nodes_of_another_form_are_named(closed: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        FixedSites({0: 1}, closed=closed)
+
+
+def test_closed_nodes_have_the_edges_given_and_no_others_up_to_the_size_of_their_graph() -> None:
+    fixed = FixedSites({1: 2}, {(0, 1): 1}, closed=(0, 1))
+    found = fixed_states([Context(0, {"fixed": fixed}), Context(1, {"fixed": fixed})], torch.tensor([3, 4]), 4, 3, 2)
+    assert found is not None
+    pairs = {(i, j): found.edges[:, i, j].tolist() for j in range(4) for i in range(j)}
+    assert pairs == {(0, 1): [1, 1], (0, 2): [0, 0], (1, 2): [0, 0], (0, 3): [-1, 0], (1, 3): [-1, 0], (2, 3): [-1, -1]}
+    assert torch.equal(found.edges, found.edges.mT)
+    assert fixed.min_nodes == 2
+    assert FixedSites({}, closed=(3,)).min_nodes == 4
+
+
 @pytest.mark.parametrize("value", [True, "1.5", float("nan"), float("inf")])
 def test_a_property_that_is_no_finite_number_is_named(value: Any) -> None:
     with pytest.raises(ValueError, match=r"^p: .*, expected a finite number"):

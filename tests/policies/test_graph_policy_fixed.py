@@ -11,10 +11,10 @@ from discrete_grpo.core.rollout import Context
 from discrete_grpo.diffusion.kernels import D3PM
 from discrete_grpo.diffusion.noise import uniform
 from discrete_grpo.diffusion.schedules import DigressSchedule
-from discrete_grpo.domains.graphs import num_pairs
+from discrete_grpo.domains.graphs import node_mask, num_pairs, pair_mask, unpack
 from discrete_grpo.policies.graph import FixedSites, size_buckets
 from discrete_grpo.policies.node_count import draw_sizes
-from tests.policies.graph_policy_parts import every_kernel, make, replayed, scores, seeded
+from tests.policies.graph_policy_parts import every_kernel, make, replayed, same_rollout, scores, seeded
 
 FIXED = FixedSites({0: 1, 2: 0}, {(0, 2): 1, (1, 3): 0, (0, 1): 1})
 
@@ -48,6 +48,38 @@ def test_fixed_sites_stand_in_every_sample_and_count_for_nothing(kind: str) -> N
         assert torch.equal(replayed(policy, rollout.index(rows)), rollout.logp[rows])
 
 
+@every_kernel
+def test_a_closed_node_has_no_other_edges_and_they_count_for_nothing(kind: str) -> None:
+    """Closed nodes give the same draws as the pairs that they forbid, for every size of a batch."""
+    policy, sizes = make(kind), [5, 3, 5, 4, 5, 3, 2, 1]
+    closed = FixedSites({0: 1, 2: 0}, {(0, 1): 1}, closed=(0, 2))
+    contexts: list[dict[str, Any]] = [{"fixed": closed, "num_nodes": n} for n in sizes[:6]] + [{"num_nodes": n} for n in sizes[6:]]
+    rollout = policy.sample([Context(g, c) for g, c in enumerate(contexts)], generator=seeded(0))
+    exists = node_mask(rollout.size, rollout.max_size)
+    assert (rollout.states["nodes"][~exists[:, None].expand(-1, 5, -1)] == 0).all()
+    assert (rollout.states["pairs"][~pair_mask(exists)[:, None].expand(-1, 5, -1)] == 0).all()
+    for b, n in enumerate(sizes[:6]):
+        edges = rollout.samples[b].edges[0]
+        assert edges[[0, 2]].nonzero().tolist() == [[0, 1]]
+        assert rollout.units[b].tolist() == [n + num_pairs(n) - 2 - (2 * n - 3)] * 4
+        touched = [(i, j) for j in range(n) for i in range(j) if {i, j} & {0, 2}]
+        contexts[b]["fixed"] = FixedSites({0: 1, 2: 0}, {pair: int(pair == (0, 1)) for pair in touched})
+    assert same_rollout(rollout, policy.sample([Context(g, c) for g, c in enumerate(contexts)], generator=seeded(0)))
+    torch.testing.assert_close(scores(policy, rollout).logp.sum(-1), rollout.logp, rtol=0, atol=1e-5)
+
+
+def test_the_log_prob_beside_a_closed_node_is_that_of_the_free_sites_one_by_one() -> None:
+    policy = make("uniform")
+    rollout = policy.sample([Context(0, {"fixed": FixedSites({}, {(0, 1): 1}, closed=(1,)), "num_nodes": 3})], generator=seeded(2))
+    now, exists = rollout.states, node_mask(rollout.size, 3)
+    for k in range(4):
+        state = unpack(now["nodes"][:, k], now["pairs"][:, k], exists)
+        of_nodes, of_pairs = (table.detach() for table in policy.transition(state, torch.tensor([k])))
+        chosen = [of_nodes[0, i, now["nodes"][0, k + 1, i].long()] for i in range(3)]
+        chosen.append(of_pairs[0, 1, now["pairs"][0, k + 1, 1].long()])  # pair (0, 2); (0, 1) is given and (1, 2) closed
+        assert float(rollout.logp[0, k]) == pytest.approx(float(torch.stack(chosen).log().sum()), abs=1e-5)
+
+
 def test_fixed_sites_follow_the_noise_of_their_clean_class_along_the_way() -> None:
     """With linear absorbing noise a fixed node shows at time t with probability 1 - t, whatever the network says."""
     policy = make("absorbing")
@@ -77,6 +109,7 @@ def test_wrong_fixed_sites_are_named() -> None:
     wrong("^node class in fixed: -1, expected 0 to 3", FixedSites({0: -1}))
     wrong("^edge class in fixed: 3, expected 0 to 2", FixedSites({}, {(0, 1): 3}))
     wrong("^fixed: needs 6 nodes, expected at most 5", FixedSites({5: 0}))
+    wrong("^fixed: needs 6 nodes, expected at most 5", FixedSites({0: 0}, closed=(5,)))
     wrong("^num_nodes: 2, expected 3 to 5", FixedSites({2: 0}), num_nodes=2)
     with pytest.raises(ValueError, match=r"^fixed: needs 3 nodes, expected at most 2"):
         draw_sizes([Context(0, {"fixed": FixedSites({2: 0})})], torch.tensor([0.0, 0.5, 0.5, 0.0]), None)

@@ -41,7 +41,7 @@ def test_the_kit_relabels_graphs_by_itself(decode: Any, numbered: bool) -> None:
     network = NumberedNetwork(plain.network) if numbered else plain.network
     policy = GraphPolicy(network, plain.node_kernel, plain.edge_kernel, plain.node_counts, num_steps=4, decode=decode)
     contexts = [Context(k // 2, {"num_nodes": [4, 2, 3][k // 2]}) for k in range(6)]
-    columns: dict[str, Any] = {"num_nodes": 4, "fixed": FixedSites({1: 1}, {(1, 2): 1})}
+    columns: dict[str, Any] = {"num_nodes": 4, "fixed": FixedSites({1: 1}, {(1, 2): 1}, closed=(1,))}
     report = check_policy(
         policy, [*contexts, Context(9, columns)], samples=50, trusted=["discrete_grpo", "tests"], skip=["learning"]
     )
