@@ -15,9 +15,10 @@ Conventions:
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
+from types import MappingProxyType
 
 import torch
 from rdkit import Chem
@@ -34,6 +35,7 @@ __all__ = [
     "encode",
     "encoder",
     "has_aromatic",
+    "has_hydrogens",
     "molecule_parts",
     "molecule_to_classes",
 ]
@@ -145,7 +147,12 @@ def _bare(mol: Chem.Mol) -> Chem.Mol:
 
 
 def molecule_to_classes(
-    mol: Chem.Mol, vocabulary: Vocabulary, *, aromatic: bool = False, hydrogens: bool = False
+    mol: Chem.Mol,
+    vocabulary: Vocabulary,
+    *,
+    aromatic: bool = False,
+    hydrogens: bool = False,
+    others: Mapping[tuple[str, int], int] = MappingProxyType({}),
 ) -> tuple[list[int], list[tuple[int, int, int]]]:
     """Node classes in atom order, and (i, j, class) of each bond with i < j.
 
@@ -154,10 +161,11 @@ def molecule_to_classes(
         vocabulary: atom types of the node classes.
         aromatic: whether aromatic bonds are of class 4; otherwise they are kekulised.
         hydrogens: whether hydrogens that are atoms of ``mol`` become nodes; otherwise they are left out.
+        others: (symbol, charge) -> class of atoms outside the vocabulary; ``*`` is the symbol of an attachment point.
 
     Raises:
-        ValueError: if an atom type is not in the vocabulary, a bond is not single, double, triple or aromatic, or a hydrogen
-            that would be left out is bonded to no heavy atom, as in ``[H][H]``.
+        ValueError: if an atom type is in neither the vocabulary nor ``others``, a bond is not single, double, triple or aromatic,
+            or a hydrogen that would be left out is bonded to no heavy atom, as in ``[H][H]``.
     """
     if not hydrogens:
         for atom in mol.GetAtoms():
@@ -165,10 +173,11 @@ def molecule_to_classes(
                 raise ValueError("mol: a hydrogen that is bonded to no heavy atom, expected none")
         mol = _bare(mol)
     types, bonds = _parts(mol, aromatic)
-    missing = [AtomType(*t).label for t in types if t not in vocabulary.index]
+    classes = {**vocabulary.index, **others}
+    missing = [AtomType(*t).label for t in types if t not in classes]
     if missing:
         raise ValueError(f"mol: atom {missing[0]!r} is not in the vocabulary {list(vocabulary.atoms)}")
-    return [vocabulary.index[t] for t in types], bonds
+    return [classes[t] for t in types], bonds
 
 
 def molecule_parts(mol: Chem.Mol) -> tuple[list[tuple[str, int]], list[tuple[int, int, int]]]:
@@ -312,8 +321,17 @@ def encoder(
     >>> encoder(known, (0.2, 0.1, 0.7), bonds)(["CO"]).nodes.tolist(), encoder(known, (0.8, 0.2, 0.0), bonds)(["CO"]).nodes.tolist()
     ([[0, 1, 2, 2, 2, 2]], [[0, 1]])
     """
-    hydrogens = any(share > 0 for atom, share in zip(vocabulary.types, node_shares, strict=True) if atom.symbol == "H")
-    return partial(encode, vocabulary=vocabulary, aromatic=has_aromatic(bond_shares), hydrogens=hydrogens)
+    options = {"aromatic": has_aromatic(bond_shares), "hydrogens": has_hydrogens(vocabulary, node_shares)}
+    return partial(encode, vocabulary=vocabulary, **options)
+
+
+def has_hydrogens(vocabulary: Vocabulary, node_shares: Sequence[float]) -> bool:
+    """Whether data with these frequencies of node classes has hydrogens as nodes.
+
+    >>> has_hydrogens(Vocabulary(("C", "H")), (0.4, 0.6)), has_hydrogens(Vocabulary(("C", "H")), (1.0, 0.0))
+    (True, False)
+    """
+    return any(share > 0 for atom, share in zip(vocabulary.types, node_shares, strict=True) if atom.symbol == "H")
 
 
 def has_aromatic(bond_shares: Sequence[float]) -> bool:

@@ -66,8 +66,8 @@ class TrainRecipe(OfflineOptions, StopOptions):
         columns: conditions, one mapping per group, in an order drawn anew for every generation; or a file of JSON lines. Rewards
             see each as a keyword argument. None means no conditions.
         evaluation_columns: conditions of the samples drawn before and after training; None means those of training.
-        scaffold: SMILES every sample should contain: fixed atoms and bonds of a graph policy, the prompt of a SMILES
-            policy; None leaves all free.
+        scaffold: SMILES every sample should contain: fixed atoms and bonds of a graph policy, with * where it may grow, or the
+            prompt of a SMILES policy; None leaves all free.
         likelihood: of a graph policy: transition (exact, of the steps as drawn), or the surrogates eager and elbo.
         elbo_draws: number of states that likelihood elbo is estimated at.
         node_count: of a graph policy: prior (the histogram, drawn once per group), or learned or running, where the choice is a

@@ -12,7 +12,7 @@ from rdkit import Chem
 
 from discrete_grpo.core.checks import check_columns, check_range
 from discrete_grpo.domains import molecule_properties
-from discrete_grpo.domains.smiles import parse, parse_all
+from discrete_grpo.domains.smiles import parse, parse_all, parse_smiles
 from discrete_grpo.rewards.gaussian import gaussian
 
 __all__ = ["HitsProperty", "keeps_scaffold"]
@@ -82,7 +82,7 @@ class HitsProperty:
 def keeps_scaffold(samples: Sequence[str | None], **columns: Sequence[Any]) -> list[float | None]:
     """Test whether a molecule contains the scaffold of its column ``scaffold`` (atoms, bonds, aromaticity; no stereo).
 
-    An attachment point, ``*`` or ``[*:1]``, stands for any heavy atom.
+    An attachment point, ``*`` or ``[*:1]``, stands for any heavy atom. Fragments, joined by ``.``, have no atom in common.
 
     Returns:
         1 for a molecule that contains the scaffold, 0 for any other sample, None for one without a scaffold.
@@ -105,9 +105,12 @@ def _contains(sample: str | None, scaffold: str) -> bool:
 
 @lru_cache(maxsize=256)
 def _scaffold(smiles: str) -> Chem.Mol:
-    mol = parse(smiles)
+    mol = parse_smiles(smiles)
     if mol is None:
-        raise ValueError(f"scaffold: {smiles!r}, expected a valid, connected SMILES")
+        raise ValueError(f"scaffold: {smiles!r}, expected a valid SMILES")
+    for atom in mol.GetAtoms():
+        if not atom.GetAtomicNum():
+            atom.SetIsotope(0)  # RDKit makes no query of a numbered one, such as [1*]
     attachment = Chem.AdjustQueryParameters.NoAdjustments()
     attachment.makeDummiesQueries = True  # type: ignore[assignment]
     return Chem.AdjustQueryProperties(mol, attachment)

@@ -221,9 +221,8 @@ def test_scaffolds_are_in_every_sample(tiny: Path, smiles: str) -> None:
 @pytest.mark.parametrize(
     ("smiles", "said"),
     [
-        ("C((", "scaffold: 'C((', expected a valid, connected SMILES"),
+        ("C((", "scaffold: 'C((', expected a valid SMILES"),
         ("", "scaffold: '', expected"),
-        ("C.C", "scaffold: 'C.C', expected"),
         ("CS", "scaffold: 'CS', atom 'S' is not in the vocabulary"),
         ("CCCCC", "scaffold: 'CCCCC' has 5 atoms, expected at most the policy's 4"),
     ],

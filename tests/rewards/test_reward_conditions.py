@@ -29,6 +29,13 @@ def test_a_scaffold_is_a_substructure_with_its_aromaticity() -> None:
     assert keeps_scaffold(samples, scaffold=scaffolds) == [1.0, 0.0, 1.0, 0.0, 0.0]
     anilide = ["[*:1]C(=O)Nc1ccccc1"] * 3
     assert keeps_scaffold(["CC(=O)Nc1ccccc1", "O=CNc1ccccc1", "CC(=O)Nc1ccncc1"], scaffold=anilide) == [1.0, 0.0, 0.0]
+    assert keeps_scaffold(["CCO", "CO", "C=CO"], scaffold=["[2*]CO"] * 3) == [1.0, 0.0, 0.0]
+
+
+def test_fragments_of_a_scaffold_are_apart_from_each_other() -> None:
+    samples = ["C1CC1CC1CC1", "C1CC1C1CC1", "CC1CC1", "C1CC1.C1CC1"]
+    assert keeps_scaffold(samples, scaffold=["C1CC1.C1CC1"] * 4) == [1.0, 1.0, 0.0, 0.0]  # the last is no connected molecule
+    assert keeps_scaffold(["C1CC1CCC1CC1", *samples[:2]], scaffold=["*C1CC1.*C1CC1"] * 3) == [1.0, 0.0, 0.0]
 
 
 def test_what_is_missing_or_wrong_is_named() -> None:

@@ -12,7 +12,7 @@ from discrete_grpo.core.description import innermost
 from discrete_grpo.core.sample_metrics import SampleMetrics
 from discrete_grpo.domains import molecule_fields, molecule_properties
 from discrete_grpo.domains import molecules as chemistry
-from discrete_grpo.domains.smiles import canonical_samples, parse, parse_all, to_smiles
+from discrete_grpo.domains.smiles import canonical_samples, parse, parse_all, parse_smiles, to_smiles
 from discrete_grpo.metrics import molecules as metrics
 from discrete_grpo.metrics.suite import SuiteOptions, SuiteResult
 from discrete_grpo.policies.conditions import FixedSites
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 __all__ = ["MOLECULES", "property_columns", "scaffold_sites"]
 
 _Statistics = TypeVar("_Statistics")
+
+POINT: Mapping[tuple[str, int], int] = {("*", 0): -1}
+"""Class of an attachment point, which may be an atom of any type."""
 
 PROPERTIES: Mapping[str, Callable[[Any], float]] = {
     "QED": molecule_properties.qed_score,
@@ -142,40 +145,73 @@ def _condition(policy: Any, metadata: Columns, condition: Columns) -> Columns:
         raise ValueError(f"scaffold: {text!r}, expected none: a policy with charges as a field fixes no atoms")
     if hasattr(inner, "node_kernel"):
         stats = _molecules(metadata)
+        if "*" in text and chemistry.has_hydrogens(stats.vocabulary, stats.node_marginal):
+            raise ValueError(f"scaffold: {text!r}, expected no attachment point: the policy draws hydrogens as atoms")
         aromatic = chemistry.has_aromatic(stats.edge_marginal)
         return {**condition, "fixed": scaffold_sites(text, stats.vocabulary, inner.max_nodes, aromatic=aromatic)}
-    mol = parse(text)
+    prompted = getattr(inner, "prompt", None) == "scaffold"  # otherwise rewards alone read it
+    mol = parse(text) if prompted else parse_smiles(text)
     if mol is None:
-        raise ValueError(f"scaffold: {text!r}, expected a valid, connected SMILES")
+        raise ValueError(f"scaffold: {text!r}, expected a valid{', connected' if prompted else ''} SMILES")
+    if prompted and "*" in text and "*" not in inner.tokenizer.tokens:
+        raise ValueError(f"scaffold: {text!r}, expected no attachment point (*): only graph policies read them")
     return {**condition, "scaffold": to_smiles(mol, stereo=False)}
 
 
 def scaffold_sites(
     smiles: str, vocabulary: chemistry.Vocabulary, max_nodes: int | None = None, *, aromatic: bool = False
 ) -> FixedSites:
-    """A scaffold as fixed sites: its heavy atoms first, and every bond and non-bond between them.
+    """A scaffold as fixed sites: its heavy atoms first, and every bond and non-bond within each of its fragments.
+
+    An attachment point, ``*`` or ``[*:1]``, is an atom of any type that has the bonds of the SMILES to the scaffold. If there is
+    one, all other atoms of the scaffold are closed: they have no bonds but those of the SMILES.
 
     Args:
-        smiles: the scaffold.
+        smiles: the scaffold, whose fragments are joined by ``.``; a bond between two atoms that are not closed is free there.
         vocabulary: atom types of the policy's node classes.
         max_nodes: size of the largest graph that the policy draws; None means any.
         aromatic: whether the policy draws aromatic bonds; otherwise they are kekulised.
 
     Raises:
-        ValueError: if ``smiles`` is no molecule, has atoms outside the vocabulary, or more than ``max_nodes`` of them.
+        ValueError: if ``smiles`` is no SMILES, has atoms outside the vocabulary or more than ``max_nodes`` atoms and attachment
+            points, an attachment point is bonded to no atom, or a fragment has none while another has one.
     """
-    mol = parse(smiles)
+    mol = parse_smiles(smiles) if isinstance(smiles, str) else None
     if mol is None:
-        raise ValueError(f"scaffold: {smiles!r}, expected a valid, connected SMILES")
+        raise ValueError(f"scaffold: {smiles!r}, expected a valid SMILES")
     try:
-        nodes, bonds = chemistry.molecule_to_classes(mol, vocabulary, aromatic=aromatic)
+        classes, bonds = chemistry.molecule_to_classes(mol, vocabulary, aromatic=aromatic, others=POINT)
     except ValueError as error:
         raise ValueError(f"scaffold: {smiles!r}, {str(error).removeprefix('mol: ')}") from error
-    if max_nodes is not None and len(nodes) > max_nodes:
-        raise ValueError(f"scaffold: {smiles!r} has {len(nodes)} atoms, expected at most the policy's {max_nodes}")
-    edges = {(i, j): 0 for j in range(len(nodes)) for i in range(j)}
-    edges |= {(min(i, j), max(i, j)): c for i, j, c in bonds}
-    return FixedSites(dict(enumerate(nodes)), edges)
+    nodes, count = {i: c for i, c in enumerate(classes) if c >= 0}, len(classes)
+    if max_nodes is not None and count > max_nodes:
+        told = " and attachment points" if len(nodes) < count else ""
+        raise ValueError(f"scaffold: {smiles!r} has {count} atoms{told}, expected at most the policy's {max_nodes}")
+    fragment = _fragments(count, bonds)
+    closed = tuple(nodes) if len(nodes) < count else ()
+    if closed or not nodes:
+        _check_points(smiles, nodes, bonds, fragment)
+    edges = {(i, j): 0 for j in range(count) for i in range(j) if fragment[i] == fragment[j] and (i in nodes or j in nodes)}
+    return FixedSites(nodes, edges | {(i, j): c for i, j, c in bonds}, closed)
+
+
+def _fragments(count: int, bonds: Sequence[tuple[int, int, int]]) -> list[int]:
+    """Number of the fragment of each atom: the same for two atoms that a path of bonds connects."""
+    found = list(range(count))
+    for i, j, _ in bonds:
+        found = [found[i] if one == found[j] else one for one in found]
+    return found
+
+
+def _check_points(smiles: str, nodes: Mapping[int, int], bonds: Sequence[tuple[int, int, int]], fragment: Sequence[int]) -> None:
+    """Raise ``ValueError`` for an attachment point that is bonded to no atom, and for a fragment that has none."""
+    points = [i for i in range(len(fragment)) if i not in nodes]
+    bonded = {i for a, b, _ in bonds for i, other in ((a, b), (b, a)) if other in nodes}
+    if not bonded.issuperset(points):
+        raise ValueError(f"scaffold: {smiles!r} has an attachment point without a neighbour, expected each * bonded to an atom")
+    if {fragment[i] for i in points} != set(fragment):
+        told = "a fragment without an attachment point, expected one (*) in each fragment or in none"
+        raise ValueError(f"scaffold: {smiles!r} has {told}")
 
 
 def _check_rewards(policy: Any, rewards: Sequence[Any]) -> None:
