@@ -240,10 +240,7 @@ def _sample() -> _Parser:
     parser.option("out", _text, "FILE", about)
     parser.option("n", _whole, "N", "number of samples, at least 1", 100, short="n")
     parser.option("seed", _whole, "N", "random seed of the sampler", 0)
-    about = "draw until n valid samples are found that all differ, and write these alone (default false)"
-    parser.add_argument("--distinct", type=_flag, nargs="?", const=True, default=False, metavar="{true,false}", help=about)
-    parser.option("max_draws", _whole, "N", "with distinct: largest number of draws, at least n (default 100 per sample)")
-    parser.option("scaffold", _text, "SMILES", "SMILES that every sample should contain; in graph policies * marks where it may grow")
+    parser.option("scaffold", _text, "SMILES", "SMILES that every sample should contain, with * where a graph policy grows it")
     parser.option("device", _text, "DEVICE", "device to draw on, such as cuda (default cpu)")
     parser.option("columns", _text, "TEXT", "conditions of the samples: a JSON mapping, or a file of JSON lines")
     kinds = {"N": _whole, "X": _real}
