@@ -321,8 +321,8 @@ def encoder(
     >>> encoder(known, (0.2, 0.1, 0.7), bonds)(["CO"]).nodes.tolist(), encoder(known, (0.8, 0.2, 0.0), bonds)(["CO"]).nodes.tolist()
     ([[0, 1, 2, 2, 2, 2]], [[0, 1]])
     """
-    options = {"aromatic": has_aromatic(bond_shares), "hydrogens": has_hydrogens(vocabulary, node_shares)}
-    return partial(encode, vocabulary=vocabulary, **options)
+    aromatic, hydrogens = has_aromatic(bond_shares), has_hydrogens(vocabulary, node_shares)
+    return partial(encode, vocabulary=vocabulary, aromatic=aromatic, hydrogens=hydrogens)
 
 
 def has_hydrogens(vocabulary: Vocabulary, node_shares: Sequence[float]) -> bool:
