@@ -42,6 +42,11 @@ class _Parser(argparse.ArgumentParser):
         flags = [f"-{short}"] * bool(short) + [f"--{name}"]
         self.add_argument(*flags, dest=name, type=kind, metavar=value, default=default, help=f"{about}{note}".replace("%", "%%"))
 
+    def flag(self, name: str, about: str) -> None:
+        """Add an option that is true where its name stands alone, and false by default."""
+        note = f"{about} (default false)"
+        self.add_argument(f"--{name}", type=_flag, nargs="?", const=True, default=False, metavar="{true,false}", help=note)
+
 
 def _number(kind: type, text: str) -> Any:
     if text == "null":
@@ -170,7 +175,7 @@ def _best() -> _Parser:
     about = "largest number of molecules with the same Murcko scaffold; those without rings have one in common; by default any"
     parser.option("per_scaffold", _whole, "N", about)
     about = "of several rewards: only samples that no other one dominates, as good by every reward and better by one"
-    parser.option("pareto", _flag, "{true,false}", about, False)
+    parser.flag("pareto", about)
     about = "file to write: .csv, .smi, .txt, .sdf or .png; by default rewards and samples are printed"
     parser.option("out", _text, "FILE", about)
     return parser
@@ -240,6 +245,8 @@ def _sample() -> _Parser:
     parser.option("out", _text, "FILE", about)
     parser.option("n", _whole, "N", "number of samples, at least 1", 100, short="n")
     parser.option("seed", _whole, "N", "random seed of the sampler", 0)
+    parser.flag("distinct", "draw until n valid samples are found that all differ, and write these alone")
+    parser.option("max_draws", _whole, "N", "with distinct: largest number of draws, at least n (default 100 per sample)")
     parser.option("scaffold", _text, "SMILES", "SMILES that every sample should contain, with * where a graph policy grows it")
     parser.option("device", _text, "DEVICE", "device to draw on, such as cuda (default cpu)")
     parser.option("columns", _text, "TEXT", "conditions of the samples: a JSON mapping, or a file of JSON lines")

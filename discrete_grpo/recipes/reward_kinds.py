@@ -14,7 +14,10 @@ REWARDS = "discrete_grpo.rewards"
 MODULES = {
     f"{REWARDS}.{module}": kind
     for kind, modules in {
-        "molecules": ("molecules", "conditions", "diversity", "docking", "docking_targets", "classifier", "nearest", "transforms"),
+        "molecules": (
+            *("molecules", "conditions", "diversity", "docking", "docking_targets"),
+            *("classifier", "regressor", "nearest", "transforms"),
+        ),
         "graphs": ("graphs",),
         "digraphs": ("digraphs",),
         "spatial": ("spatial",),

@@ -10,20 +10,17 @@ A pickle of an older scikit-learn must be read by that version. Packages: the ex
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from discrete_grpo.core.checks import check_whole, did_you_mean
+from discrete_grpo.core.checks import did_you_mean
+from discrete_grpo.rewards.fingerprint_models import PACKAGES, PICKLES, Fingerprint, FingerprintModel, OnnxModel, Predict
 from discrete_grpo.rewards.pmo import PUBLISHED, PUBLISHED_PRESCREENED
-from discrete_grpo.rewards.sources import file_digest
 from discrete_grpo.rewards.task import Task
 
 if TYPE_CHECKING:
@@ -31,13 +28,9 @@ if TYPE_CHECKING:
 
 __all__ = ["CLASSIFIED", "Classifier", "classifier_task", "classifier_tasks"]
 
-Fingerprint = Literal["morgan", "atom_pairs"]
-PACKAGES = {".skops": ("skops", "sklearn"), ".onnx": ("onnxruntime",)}
-PICKLES = (".pkl", ".pickle", ".joblib", ".sav")
-
 
 @dataclass(frozen=True)
-class Classifier:
+class Classifier(FingerprintModel):
     """Probability of the second class under a fitted classifier of molecular fingerprints with two classes.
 
     Args:
@@ -73,29 +66,6 @@ class Classifier:
     features: bool = False
     trusted: tuple[str, ...] = ()
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "path", str(self.path))
-        if isinstance(self.trusted, str) or not isinstance(self.trusted, Iterable):
-            raise ValueError(f"trusted: {self.trusted!r}, expected a list of types, such as ['sklearn.tree._tree.Tree']")
-        object.__setattr__(self, "trusted", tuple(self.trusted))
-        if self.fingerprint not in get_args(Fingerprint):
-            raise ValueError(f"fingerprint: {self.fingerprint!r}, expected one of {', '.join(get_args(Fingerprint))}")
-        check_whole("radius", self.radius, least=0)
-        check_whole("size", self.size, least=1)
-        _check_file(self.path)
-
-    @property
-    def name(self) -> str:
-        """The name in logs."""
-        return f"classifier({Path(self.path).stem})"
-
-    @cached_property
-    def cached_as(self) -> tuple[Any, ...]:
-        """Every value that the score depends on."""
-        settings = (self.fingerprint, self.radius, self.size, self.counts, self.features)
-        versions = [importlib.import_module(name).__version__ for name in ("rdkit", *PACKAGES[Path(self.path).suffix.lower()])]
-        return (file_digest(self.path), *settings, *versions)
-
     def __call__(self, samples: Sequence[str | None], **columns: Sequence[Any]) -> list[float]:
         """Compute the probability for each molecule, all in one call of the model.
 
@@ -105,110 +75,42 @@ class Classifier:
         from discrete_grpo.domains.smiles import parse_all
 
         mols = parse_all(samples)
-        valid = [mol for mol in mols if mol is not None]
-        found = iter(self._probabilities(np.stack([self._row(mol) for mol in valid])) if valid else ())
-        return [0.0 if mol is None else float(next(found)) for mol in mols]
-
-    def check(self) -> None:
-        """Open the file once to check it, without keeping the model.
-
-        Raises:
-            ValueError: if it is no classifier of two classes, has types that are not trusted, or takes another number of inputs.
-        """
-        self._opened()
+        found = iter(self._predictions([mol for mol in mols if mol is not None]))
+        return [0.0 if mol is None else next(found) for mol in mols]
 
     def probability(self, mol: Chem.Mol) -> float:
         """Compute the probability for one molecule."""
-        return float(self._probabilities(self._row(mol)[None])[0])
+        return self._predictions([mol])[0]
 
-    def _row(self, mol: Chem.Mol) -> Int[np.ndarray, " size"]:
-        from discrete_grpo.domains.fingerprints import atom_pairs, folded_counts, morgan_counts
+    def _of_skops(self, model: Any) -> Predict:
+        if not hasattr(model, "predict_proba"):
+            told = "expected a classifier with predict_proba; for a regression model use Regressor"
+            raise ValueError(f"path: {self.path!r} holds a {type(model).__name__}, {told}")
+        classes = getattr(model, "classes_", (0, 1))
+        if isinstance(classes, list):  # one array per output
+            told = f"has {len(classes)} outputs, expected a classifier with one output of two classes"
+            raise ValueError(f"path: {self.path!r} {told}")
+        self._check_classes(len(classes))
+        return lambda rows: model.predict_proba(rows)[:, 1]
 
-        found = morgan_counts(mol, self.radius, features=self.features) if self.fingerprint == "morgan" else atom_pairs(mol)
-        row = np.zeros(self.size, dtype=np.int32)
-        for position, count in folded_counts(found, self.size).items():
-            row[position] = count if self.counts else 1
-        return row
+    def _of_onnx(self, model: OnnxModel) -> Predict:
+        def predict(rows: Int[np.ndarray, "batch size"]) -> Float[np.ndarray, " batch"]:
+            found = model(rows)
+            if isinstance(found, list):  # one mapping from class to probability per row
+                self._check_classes(len(found[0]))
+                return np.array([row[sorted(row)[1]] for row in found])
+            table = np.asarray(found).reshape(len(rows), -1)
+            if table.shape[1] != 1:  # of the second class alone
+                self._check_classes(table.shape[1])
+            return cast(Any, table[:, -1])
 
-    @cached_property
-    def _probabilities(self) -> Callable[[Int[np.ndarray, "batch size"]], Float[np.ndarray, " batch"]]:
-        return self._opened()
-
-    def _opened(self) -> Callable[[Int[np.ndarray, "batch size"]], Float[np.ndarray, " batch"]]:
-        opened = _open_skops(self.path, self.trusted) if Path(self.path).suffix.lower() == ".skops" else _open_onnx(self.path)
-        predict, inputs = opened
-        if inputs is not None and inputs != self.size:
-            raise ValueError(f"size: {self.size}, but the model of {self.path} takes {inputs} inputs")
+        if model.width is not None:
+            predict(np.zeros((1, model.width), dtype=np.int32))  # only then the number of classes is known
         return predict
 
-
-# -- files of models
-
-Opened = tuple[Callable[[Any], Any], int | None]
-"""Rows of inputs -> probability of the second class; and the number of inputs, where it is known."""
-
-
-def _check_file(path: str) -> None:
-    suffix = Path(path).suffix.lower()
-    if suffix in PICKLES:
-        to = f"{Path(path).stem}.skops"
-        code = f"import pickle, skops.io; skops.io.dump(pickle.load(open({path!r}, 'rb')), {to!r})"
-        told = "is a pickle, which runs code when it is read; where you trust it, convert it by"
-        raise ValueError(f'path: {path!r} {told} python -c "{code}"')
-    if suffix not in PACKAGES or not Path(path).is_file():
-        raise ValueError(f"path: {path!r}, expected a .skops or .onnx file")
-    for package in PACKAGES[suffix]:
-        if importlib.util.find_spec(package) is None:
-            raise ImportError(f"classifier: needs {package}, which is not installed; pip install 'discrete-grpo[classifiers]'")
-
-
-def _open_skops(path: str, trusted: Sequence[str]) -> Opened:
-    reader = importlib.import_module("skops.io")
-    try:
-        missing = sorted(set(reader.get_untrusted_types(file=path)) - set(trusted))
-    except Exception as error:  # of zipfile, json and skops
-        raise ValueError(f"path: {path!r} is no skops file ({type(error).__name__})") from error
-    if missing:
-        raise ValueError(f"path: {path!r} holds types that are not trusted; if you trust the file: trusted={missing}")
-    model = reader.load(path, trusted=list(trusted))
-    if not hasattr(model, "predict_proba"):
-        raise ValueError(f"path: {path!r} holds a {type(model).__name__}, expected a classifier with predict_proba")
-    classes = getattr(model, "classes_", (0, 1))
-    if isinstance(classes, list):  # one array per output
-        raise ValueError(f"path: {path!r} has {len(classes)} outputs, expected a classifier with one output of two classes")
-    _check_classes(path, len(classes))
-    return (lambda rows: model.predict_proba(rows)[:, 1]), getattr(model, "n_features_in_", None)
-
-
-def _check_classes(path: str, number: int) -> None:
-    if number != 2:
-        raise ValueError(f"path: {path!r} tells {number} classes apart, expected a classifier of two")
-
-
-def _open_onnx(path: str) -> Opened:
-    runtime = importlib.import_module("onnxruntime")
-    options = runtime.SessionOptions()
-    options.intra_op_num_threads = 1
-    try:
-        session = runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # of the C++ library
-        raise ValueError(f"path: {path!r} is no ONNX file that onnxruntime reads ({type(error).__name__})") from error
-    entry, leave = session.get_inputs()[0], session.get_outputs()[-1].name
-    width = entry.shape[-1] if entry.shape else None
-
-    def predict(rows: Any) -> Any:
-        (found,) = session.run([leave], {entry.name: rows.astype(np.float32)})
-        if isinstance(found, list):  # one mapping from class to probability per row
-            _check_classes(path, len(found[0]))
-            return np.array([row[sorted(row)[1]] for row in found])
-        table = np.asarray(found).reshape(len(rows), -1)
-        if table.shape[1] != 1:  # of the second class alone
-            _check_classes(path, table.shape[1])
-        return table[:, -1]
-
-    if isinstance(width, int):
-        predict(np.zeros((1, width)))  # only then the number of classes is known
-    return predict, width if isinstance(width, int) else None
+    def _check_classes(self, number: int) -> None:
+        if number != 2:
+            raise ValueError(f"path: {self.path!r} tells {number} classes apart, expected a classifier of two")
 
 
 # -- the tasks

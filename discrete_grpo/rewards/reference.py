@@ -30,6 +30,7 @@ MODULES = {
     "combine": "Combinations of rewards",
     "pool": "Rewards in worker processes",
     "classifier": "Classifiers of molecules",
+    "regressor": "Regression models of molecules",
     "external": "External programs",
     "task": "Tasks of benchmarks",
 }

@@ -100,7 +100,7 @@ def test_lower_is_better_by_a_reward_of_negative_weight(
     run: Path, file: str, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (run / file).write_text(json.dumps({name: [1.0, -0.5]}))
-    assert main(["best", str(run), "--pareto=true"]) == 0
+    assert main(["best", str(run), "--pareto"]) == 0
     assert [line.split("\t")[1] for line in capsys.readouterr().out.splitlines()] == ["CCO"]  # 0.7 and the lowest 0.1
 
 

@@ -230,7 +230,7 @@ def test_every_bundled_reward_is_the_same_in_every_process(processes: list[list[
     assert first == second == third
     others = {"DiversityContribution", "DiversityFilter", "MeanDistance", "Docking", "ExternalReward", "ModuleReward"}
     others |= {"RewardPool", "WeightedSum", "GeometricMean", "Gated"}
-    others |= {"Task", "Classifier", "NearestSimilarity"}  # which have tests of their own
+    others |= {"Task", "Classifier", "Regressor", "NearestSimilarity"}  # these have tests of their own
     assert set(public_rewards()) - others <= set(first)
     assert [name for name, identity in first.items() if identity is None] == ["NovelTo"]  # it compares the samples of a batch
     assert first.pop("pool") == first["logp"]
