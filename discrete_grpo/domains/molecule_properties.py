@@ -19,6 +19,7 @@ __all__ = [
     "descriptor",
     "descriptor_names",
     "finite_value",
+    "largest_ring",
     "molar_mass",
     "murcko_scaffold",
     "plogp",
@@ -94,6 +95,11 @@ def descriptor_names() -> tuple[str, ...]:
     return tuple(name for name, _ in Descriptors.descList)
 
 
+def largest_ring(mol: Chem.Mol) -> float:
+    """Number of atoms of the largest ring of the SSSR; 0 without rings."""
+    return float(max((len(ring) for ring in mol.GetRingInfo().AtomRings()), default=0))
+
+
 _LOGP_MEAN, _LOGP_STD = 2.4570953396190123, 1.434324401111988  # over ZINC250k, JT-VAE
 _SA_MEAN, _SA_STD = -3.0525811293166134, 0.8335207024513095
 _CYCLE_MEAN, _CYCLE_STD = -0.0485696876403053, 0.2860212110245455
@@ -105,8 +111,7 @@ def plogp(mol: Chem.Mol) -> float:
     Source: Jin et al. (2018), JT-VAE, whose constants these are. The largest ring is over the SSSR of RDKit, where
     JT-VAE took networkx's ``cycle_basis``, which depends on the order of atoms.
     """
-    largest = max((len(ring) for ring in mol.GetRingInfo().AtomRings()), default=0)
-    cycle = -float(max(0, largest - 6))
+    cycle = -max(0.0, largest_ring(mol) - 6.0)
     easy = (-sa_score(mol) - _SA_MEAN) / _SA_STD
     return (crippen_logp(mol) - _LOGP_MEAN) / _LOGP_STD + easy + (cycle - _CYCLE_MEAN) / _CYCLE_STD
 

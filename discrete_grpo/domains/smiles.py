@@ -12,7 +12,7 @@ from functools import lru_cache
 from rdkit import Chem
 from rdkit.rdBase import BlockLogs
 
-__all__ = ["as_given_to", "canonical_samples", "parse", "parse_all", "parse_smiles", "reserve", "to_smiles"]
+__all__ = ["as_given_to", "canonical_samples", "parse", "parse_all", "parse_smiles", "reserve", "smarts_pattern", "to_smiles"]
 
 
 LONGEST = 12_000
@@ -105,6 +105,22 @@ def parse_all(samples: Sequence[str | None]) -> list[Chem.Mol | None]:
 def reserve(count: int) -> None:
     """Keep at least the last ``count`` molecules that :func:`parse` gave, 16,384 at most (they take 10 to 60 kB each)."""
     _PARSED.reserve(count)
+
+
+def smarts_pattern(smarts: str) -> Chem.Mol:
+    """The pattern of a SMARTS string, in which hydrogens that it writes as atoms are those of their neighbours.
+
+    Raises:
+        ValueError: naming ``smarts``, if RDKit cannot read it.
+
+    >>> smarts_pattern("[#8]-[#1]").GetNumAtoms()
+    1
+    """
+    with BlockLogs():
+        pattern = Chem.MolFromSmarts(smarts) if isinstance(smarts, str) and smarts else None
+    if pattern is None:
+        raise ValueError(f"smarts: {smarts!r}, expected a SMARTS pattern that RDKit reads")
+    return Chem.MergeQueryHs(pattern)  # [#1] would match nothing, as hydrogens are not atoms of the molecules
 
 
 def to_smiles(mol: Chem.Mol, *, stereo: bool = True) -> str:

@@ -16,7 +16,7 @@ MODULES = {
     for kind, modules in {
         "molecules": (
             *("molecules", "conditions", "diversity", "docking", "docking_targets"),
-            *("classifier", "regressor", "nearest", "transforms"),
+            *("classifier", "regressor", "components", "nearest", "transforms"),
         ),
         "graphs": ("graphs",),
         "digraphs": ("digraphs",),

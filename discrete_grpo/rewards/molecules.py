@@ -24,14 +24,14 @@ from numbers import Real
 from typing import Any, Protocol, cast, overload, runtime_checkable
 
 from rdkit import Chem
-from rdkit.rdBase import BlockLogs
 
 from discrete_grpo.core.checks import check_function, check_range, check_whole, signature_of
 from discrete_grpo.core.reward_arguments import check_forgets, reward_name
+from discrete_grpo.core.reward_values import shown_value
 from discrete_grpo.core.row_conditions import RowConditions
 from discrete_grpo.core.scoring import score_one
 from discrete_grpo.domains import molecule_properties
-from discrete_grpo.domains.smiles import as_given_to, parse, parse_all
+from discrete_grpo.domains.smiles import as_given_to, parse, parse_all, smarts_pattern
 from discrete_grpo.rewards.gaussian import gaussian
 
 __all__ = [
@@ -233,8 +233,8 @@ class Similarity:
 
     def __post_init__(self) -> None:
         check_whole("radius", self.radius, least=0)
-        if parse(self.target) is None:
-            raise ValueError(f"target: {self.target!r}, expected the SMILES of a connected molecule")
+        if not isinstance(self.target, str) or parse(self.target) is None:
+            raise ValueError(f"target: {shown_value(self.target)}, expected the SMILES of one connected molecule")
 
     @cached_property
     def _fingerprint(self) -> molecule_properties.Fingerprint:
@@ -282,11 +282,7 @@ class Substructure:
 
     @cached_property
     def _pattern(self) -> Chem.Mol:
-        with BlockLogs():
-            pattern = Chem.MolFromSmarts(self.smarts) if isinstance(self.smarts, str) and self.smarts else None
-        if pattern is None:
-            raise ValueError(f"smarts: {self.smarts!r}, expected a SMARTS pattern that RDKit reads")
-        return Chem.MergeQueryHs(pattern)  # [#1] would match nothing, as hydrogens are not atoms of the molecules
+        return smarts_pattern(self.smarts)
 
     @property
     def name(self) -> str:

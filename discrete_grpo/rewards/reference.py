@@ -27,6 +27,7 @@ MODULES = {
     "images": "Images",
     "judge": "Text, and networks as rewards",
     "transforms": "Components of scores as in REINVENT",
+    "components": "Further components of scores as in REINVENT",
     "combine": "Combinations of rewards",
     "pool": "Rewards in worker processes",
     "classifier": "Classifiers of molecules",

@@ -51,6 +51,7 @@ KEEPERS = {
         "datasets.smiles",
         "datasets.spatial",
         "rewards.classifier",
+        "rewards.components",
         "rewards.conditions",
         "rewards.diversity",
         "rewards.docking",

@@ -198,7 +198,7 @@ from discrete_grpo.rewards.identity import reward_identity
 from discrete_grpo.rewards.pool_worker import find, resolve
 from discrete_grpo.domains.spatial_molecules import SpatialMolecule
 # the modules whose rewards hold no process or memory
-PLAIN = ("conditions", "digraphs", "graphs", "images", "judge", "molecules", "spatial", "transforms")
+PLAIN = ("components", "conditions", "digraphs", "graphs", "images", "judge", "molecules", "spatial", "transforms")
 carbon = SpatialMolecule(("C", "C"), (0, 0), ((0, 1, 1),), ((0, 0, 0), (1.5, 0, 0)))
 arguments = {
     "Similarity": {"target": "CC"}, "Substructure": {"smarts": "[OH]"}, "HitsProperty": {"property": "TPSA"},
@@ -206,6 +206,7 @@ arguments = {
     "InRange": {"property": molecules.qed, "low": 0.0, "high": 1.0},
     **{name: {"property": molecules.qed, "low": 0.0, "high": 1.0} for name in ("Sigmoid", "ReverseSigmoid", "DoubleSigmoid")},
     "Descriptor": {"descriptor": "TPSA"}, "CustomAlerts": {"smarts": ["C#C", "N=N"]},
+    "MatchCount": {"smarts": "[OH]"}, "ExponentialDecay": {"property": molecules.qed, "k": 1.0},
     "InkAmount": {"value": 0.5}, "ShapeMatch": {"data": "planar-16"}, "SingleMMD": {"data": "planar-16"},
     "ShapeSimilarity": {"reference": carbon}, "OfSmiles": {"reward": molecules.qed},
     "NovelTo": {"reward": molecules.qed, "data": "planar-16"},

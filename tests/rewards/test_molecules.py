@@ -142,6 +142,10 @@ def test_unknown_stays_unknown() -> None:
 def test_bad_arguments_fail_when_made() -> None:
     with pytest.raises(ValueError, match=r"target: 'C\.C'"):
         Similarity("C.C")
+    for given, shown in ((["CCO", "CC"], r"\['CCO', 'CC'\]"), (None, "None"), (3, "3")):
+        target: Any = given
+        with pytest.raises(ValueError, match=rf"^target: {shown}, expected the SMILES of one connected molecule$"):
+            Similarity(target)
     with pytest.raises(ValueError, match="radius: -1"):
         Similarity("C", radius=-1)
     for bad in ("", "[", "C(("):

@@ -12,12 +12,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from rdkit import Chem
 from rdkit.Chem import AllChem
 
+from discrete_grpo.cli.reward_spec import complete_reward, make_reward
 from discrete_grpo.recipes.reward_kinds import kind_of
 from discrete_grpo.rewards.classifier import Classifier
 from discrete_grpo.rewards.identity import reward_identity
+from discrete_grpo.rewards.reference import public_rewards
 from discrete_grpo.rewards.regressor import Regressor
 from discrete_grpo.rewards.transforms import Sigmoid
 
@@ -227,6 +230,16 @@ def test_a_transform_gives_invalid_molecules_0(tmp_path: Path) -> None:
     assert none == 0.0
     assert high is not None
     assert high > 0.0
+
+
+def test_the_example_of_the_docstring_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = np.stack([bits(s, 2048) for s in MOLECULES])
+    saved(tmp_path, forest().fit(rows, LENGTHS), "pic50")
+    given = yaml.safe_load(public_rewards()["Regressor"].example)["reward"]
+    reward = make_reward(complete_reward(given))
+    assert isinstance(reward.property, Regressor)
+    assert reward(["CCCCCCCCCCC(=O)O", None])[0] > 0.0
 
 
 def test_wrong_files_are_refused_in_one_line(tmp_path: Path) -> None:
