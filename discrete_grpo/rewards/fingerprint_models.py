@@ -19,7 +19,7 @@ from discrete_grpo.rewards.sources import file_digest
 if TYPE_CHECKING:
     from rdkit import Chem
 
-__all__ = ["PACKAGES", "PICKLES", "Fingerprint", "FingerprintModel", "OnnxModel", "Predict"]
+__all__ = ["PACKAGES", "PICKLES", "Fingerprint", "FingerprintModel", "OnnxModel"]
 
 Fingerprint = Literal["morgan", "atom_pairs"]
 PACKAGES = {".skops": ("skops", "sklearn"), ".onnx": ("onnxruntime",)}
