@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from discrete_grpo.models.graph_transformer import NetworkSizes
     from discrete_grpo.recipes.evaluate import evaluate
     from discrete_grpo.recipes.families import SamplerOptions
+    from discrete_grpo.recipes.likelihood import likelihood
     from discrete_grpo.recipes.loading import load_policy
     from discrete_grpo.recipes.optimise import optimise
     from discrete_grpo.recipes.pretraining.diffusion import DiffusionOptions
@@ -75,6 +76,7 @@ __all__ = [
     "check_policy",
     "evaluate",
     "group_contexts",
+    "likelihood",
     "load_policy",
     "local_search",
     "molecule_policy",
@@ -112,6 +114,7 @@ _MODULES = {
     "training.trainer": ("GRPOTrainer",),
     "recipes.evaluate": ("evaluate",),
     "recipes.families": ("SamplerOptions",),
+    "recipes.likelihood": ("likelihood",),
     "recipes.loading": ("load_policy",),
     "recipes.sample": ("sample",),
     "recipes.train": ("TrainRecipe", "train"),

@@ -250,9 +250,41 @@ def _sample() -> _Parser:
     parser.option("scaffold", _text, "SMILES", "SMILES that every sample should contain, with * where a graph policy grows it")
     parser.option("device", _text, "DEVICE", "device to draw on, such as cuda (default cpu)")
     parser.option("columns", _text, "TEXT", "conditions of the samples: a JSON mapping, or a file of JSON lines")
+    _add_sampler_options(parser)
+    return parser
+
+
+def _add_sampler_options(parser: _Parser) -> None:
     kinds = {"N": _whole, "X": _real}
     for option in sampler_options():
         parser.option(option.name, kinds.get(option.value, _text), option.value, option.about)
+
+
+def _likelihood() -> _Parser:
+    parser = _Parser("likelihood", "POLICY FILE [--out=FILE] [--name=value ...]", "smiles-zinc actives.smi --out=actives.csv")
+    parser.add_argument(
+        "policy", help="bundled policy, checkpoint folder or run folder, of texts, graph sequences or graph diffusion"
+    )
+    parser.add_argument("file", help="file of samples of the kind that the policy draws, as for the command evaluate")
+    about = "file to write: .csv or .csv.gz, a table with one row per sample (default: the means are printed)"
+    parser.option("out", _text, "FILE", about)
+    about = "SMILES that is scored: canonical, or written for the text as it stands"
+    parser.option("spelling", str, "{canonical,written}", about, "canonical")
+    about = "graph diffusion: number of noised states per sample, at least 1, at which its lower bound is estimated"
+    parser.option("draws", _whole, "N", about, 50)
+    parser.option("seed", _whole, "N", "graph diffusion: random seed of these states", 0)
+    parser.option(
+        "columns", _text, "TEXT", "conditions, one for all samples or one per sample: a JSON mapping, or a file of JSON lines"
+    )
+    parser.option("scaffold", _text, "SMILES", "scaffold that a SMILES policy reads, for all samples")
+    parser.option("batch_size", _whole, "N", "number of texts scored at a time, which does not change the result", 64)
+    parser.option("device", _text, "DEVICE", "device to compute on, such as cuda (default cpu)")
+    parser.option("smiles_column", _text, "NAME", "column of SMILES; by default it is found by its name")
+    parser.option("node_attribute", _text, "NAME", "graphs: attribute of nodes that holds their class; by default the only one")
+    parser.option("edge_attribute", _text, "NAME", "graphs: attribute of edges that holds their class; by default the only one")
+    parser.option("max_nodes", _whole, "N", "largest number of nodes of a graph", 10_000)
+    parser.option("max_bytes", _whole, "N", "largest size in bytes that a gzipped file may unpack to", 4 << 30)
+    _add_sampler_options(parser)
     return parser
 
 
@@ -302,7 +334,7 @@ def _import() -> _Parser:
 
 
 _PARSERS = {"resume": _resume, "sample": _sample, "evaluate": _evaluate, "report": _report, "list": _list, "import": _import}
-_PARSERS |= {"benchmark": _benchmark, "preprocess": _preprocess, "best": _best}
+_PARSERS |= {"benchmark": _benchmark, "preprocess": _preprocess, "best": _best, "likelihood": _likelihood}
 _REQUIRED = {"preprocess": ("output_dir",), "import": ("from", "out")}
 
 

@@ -26,7 +26,7 @@ def call(command: str, given: dict[str, Any]) -> None:
         given: its arguments by name.
     """
     calls = {"sample": _sample, "evaluate": _evaluate, "import": _import, "benchmark": _benchmark, "preprocess": _preprocess}
-    calls |= {"best": _best}
+    calls |= {"best": _best, "likelihood": _likelihood}
     if command == "list":
         print_list(given["what"])
     elif command == "resume":
@@ -45,12 +45,7 @@ def _sample(given: dict[str, Any]) -> None:
 
     if names_class(given["checkpoint"]):
         append_working_folder()
-    columns = given["columns"]
-    if columns is not None and columns.lstrip().startswith(("{", "[")):
-        from discrete_grpo.cli.parser import loaded_columns
-
-        found = loaded_columns(columns)
-        columns = found if isinstance(found, list) else [found]
+    columns = _columns(given["columns"])
     options = SamplerOptions(**{option.name: given[option.name] for option in sampler_options()})
     kept = {name: given[name] for name in ("seed", "scaffold", "device", "max_draws")} | {"distinct": bool(given["distinct"])}
     if given["out"] is None:
@@ -64,6 +59,29 @@ def _sample(given: dict[str, Any]) -> None:
             print_notes([f"{left_out} of {given['n']} samples are invalid and are left out; with --out=FILE.csv each has a row"])
         return
     print(sample_file(given["checkpoint"], given["n"], given["out"], columns=columns, options=options, **kept))
+
+
+def _columns(given: str | None) -> Any:
+    """Conditions as a list if they are given as JSON; the name of a file is kept."""
+    if given is None or not given.lstrip().startswith(("{", "[")):
+        return given
+    from discrete_grpo.cli.parser import loaded_columns
+
+    found = loaded_columns(given)
+    return found if isinstance(found, list) else [found]
+
+
+def _likelihood(given: dict[str, Any]) -> None:
+    from discrete_grpo.recipes.families import FileOptions, SamplerOptions
+    from discrete_grpo.recipes.likelihood import likelihood_file
+
+    if names_class(given["policy"]):
+        append_working_folder()
+    options = SamplerOptions(**{option.name: given[option.name] for option in sampler_options()})
+    read = ("smiles_column", "node_attribute", "edge_attribute", "max_nodes", "max_bytes")
+    kept = {name: given[name] for name in ("out", "spelling", "draws", "seed", "scaffold", "batch_size", "device")}
+    reading = FileOptions(**{name: given[name] for name in read})
+    likelihood_file(given["policy"], given["file"], columns=_columns(given["columns"]), options=options, reading=reading, **kept)
 
 
 def _evaluate(given: dict[str, Any]) -> None:

@@ -68,6 +68,7 @@ COMMANDS = {
     "sample": "draw samples from a policy",
     "evaluate": "print the metrics of a file of samples",
     "score": "score the samples of a file by rewards",
+    "likelihood": "compute the log-probabilities of the samples of a file under a policy",
     "best": "print or write the best samples of a run",
     "report": "write the report of a run again",
     "import": "convert a checkpoint of another program",
