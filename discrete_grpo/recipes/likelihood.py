@@ -24,7 +24,7 @@ from discrete_grpo.recipes.conditions import check_read, prepare_columns, read_c
 from discrete_grpo.recipes.devices import to_device
 from discrete_grpo.recipes.families import Columns, Family, FileOptions, SamplerOptions, family_of
 from discrete_grpo.recipes.loading import LoadedPolicy, load, rebuilt, with_sampler
-from discrete_grpo.recipes.sample import as_text, named_file, output_path, table_text
+from discrete_grpo.recipes.output_files import as_text, named_file, output_path, table_text
 from discrete_grpo.runs.console import print_notes, print_table, progress
 from discrete_grpo.runs.folder import is_run
 from discrete_grpo.runs.recorder import write_bytes
@@ -322,6 +322,8 @@ class _Exact:
         """One entry per sample; texts of similar length are scored together."""
         rows = [self._text(sample, form) for sample, form in zip(samples, forms, strict=True)]
         known = sorted((k for k, row in enumerate(rows) if row.reason is None), key=lambda k: len(rows[k].text or ""))
+        if not known:
+            return rows
         with progress("scoring", len(known)) as bar:
             for start in range(0, len(known), self.batch_size):
                 part = known[start : start + self.batch_size]
