@@ -16,6 +16,7 @@ from discrete_grpo.cli import main
 from discrete_grpo.core.description import attach_metadata
 from discrete_grpo.domains.tokenizer import SMILES, Tokenizer
 from discrete_grpo.policies.decoded import DecodedPolicy
+from discrete_grpo.policies.likelihood import GraphBound
 from discrete_grpo.policies.surrogate import ElboLikelihood
 from discrete_grpo.policies.truncation import Truncation
 from discrete_grpo.recipes.pretraining.graph_sequences import graph_sequence_policy
@@ -77,10 +78,12 @@ def test_the_text_as_written_is_scored_if_it_is_asked_for(smiles: str) -> None:
 
 
 def test_the_number_scored_at_a_time_changes_nothing() -> None:
-    policy, space = letters_policy(), texts()
+    policy, space = letters_policy(), texts()[::-1]
     whole = likelihood(policy, space)
     assert sum(math.exp(value or 0.0) for value in whole.logp) == pytest.approx(1.0, abs=1e-12)
     assert [row.sample for row in whole.rows] == space
+    alone = likelihood(policy, ["ab"]).logp[0]
+    assert whole.logp[space.index("ab")] == pytest.approx(alone, abs=1e-12)
     for size in (1, 7):
         assert likelihood(policy, space, batch_size=size).logp == pytest.approx(whole.logp, abs=1e-12)
 
@@ -88,7 +91,7 @@ def test_the_number_scored_at_a_time_changes_nothing() -> None:
 def test_the_temperature_and_the_mode_are_those_of_drawing() -> None:
     policy = letters_policy().train()
     warm = likelihood(policy, ["ab"], options=SamplerOptions(temperature=2.0))
-    assert policy.training
+    assert all(module.training for module in policy.modules())
     assert warm.logp == likelihood(letters_policy(truncation=Truncation(2.0)), ["ab"]).logp
     assert warm.logp != likelihood(policy, ["ab"]).logp
 
@@ -152,6 +155,8 @@ def test_a_bound_includes_the_node_count_and_needs_no_shared_steps() -> None:
     found = likelihood(plain, graphs, draws=3)
     sizes = [one.num_nodes for one in graphs]
     assert [row.log_size for row in found.rows] == pytest.approx([math.log(SIZES[n]) for n in sizes], abs=1e-9)
+    given = [GraphBound(plain, 3).of_graph(one) for one in graphs]
+    assert found.logp == pytest.approx([math.log(SIZES[n]) + value for n, value in zip(sizes, given, strict=True)], abs=1e-9)
     assert [row.units for row in found.rows] == [n * (n + 1) // 2 for n in sizes]
     assert likelihood(shared, graphs, draws=3).logp == found.logp
     assert likelihood(ElboLikelihood(plain, 2), graphs, draws=3).logp == found.logp
