@@ -37,7 +37,7 @@ def graph_of(state: State) -> GraphBatch:
 def log_probs(policy: GraphPolicy, kind: str) -> dict[State, float]:
     """log p(x_0) of a graph of two nodes, by summing over all paths."""
     x, e = KERNELS[kind]
-    states = [*oracles.two_node_states(x.noise.num_states, e.noise.num_states)]
+    states: list[State] = [*oracles.two_node_states(x.noise.num_states, e.noise.num_states)]
     mass = {a: float(x.noise.initial()[a[0]] * x.noise.initial()[a[1]] * e.noise.initial()[a[2]]) for a in states}
     for k in range(STEPS):
         after = dict.fromkeys(states, 0.0)
@@ -72,7 +72,7 @@ def test_conditions_are_those_of_the_draws() -> None:
     )
     policy = policy.double().eval()
     policy.decode = None  # what is drawn and not its canonical form
-    given = [{"scaffold": "c1ccccc1", "mass": 60.0}, {"scaffold": "CC"}, {"mass": 20.0}, {}]
+    given: list[dict[str, Any]] = [{"scaffold": "c1ccccc1", "mass": 60.0}, {"scaffold": "CC"}, {"mass": 20.0}, {}]
     contexts = [Context(k, given[k % 4]) for k in range(24)]
     drawn = policy.sample(contexts, generator=seeded(0))
     found = text_log_probs(policy, drawn.samples, contexts)[0]
