@@ -128,7 +128,7 @@ def dataclass_fields(definition: Definition) -> list[Field]:
     module, node = definition
     assert isinstance(node, ast.ClassDef)
     found: dict[str, Field] = {}
-    for base in _bases(definition):
+    for base in reversed(_bases(definition)):  # as Python collects them, from the last to the first
         found |= {field.name: field for field in dataclass_fields(base)}
     for line in node.body:
         if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name) and _is_argument(line):
