@@ -107,12 +107,10 @@ class Likelihoods:
     def notes(self) -> list[str]:
         """Sentences on what the numbers are, and on the samples that cannot be drawn."""
         lost = [row for row in self.rows if row.reason is not None]
-        said = []
+        said = [f"nll is the mean of -log p of {self.what}, exact, in nats"]
         if not self.exact:
-            said.append(
-                f"nll_bound is an upper bound of the mean -log p: {self.draws} draws per sample, seed {self.seed}; -log p(n) of the"
-                " node count (nll_nodes) is included"
-            )
+            told = f"nll_bound is an upper bound of the mean of -log p of {self.what}, in nats"
+            said = [f"{told}: {self.draws} draws per sample, seed {self.seed}; -log p(n) of the node count (nll_nodes) is included"]
         if lost:
             first = {str(row.reason): row for row in reversed(lost)}
             parts = [f"{sum(row.reason == word for row in lost)} {word} ({_short(first[word])})" for word in sorted(first)]
@@ -212,8 +210,7 @@ def likelihood_file(policy: str, file: str, *, out: str | None = None, **options
     if not (scored := found.summary())["scored"]:
         row = found.rows[0]
         raise ValueError(f"file: {file!r} has {len(found.rows)} samples, none of which the policy can draw ({_short(row)})")
-    kind = "exact log p" if found.exact else f"lower bound of log p ({found.draws} draws, seed {found.seed})"
-    print_table(f"{file} under {policy}: {kind} of {found.what}", {name: {"value": value} for name, value in scored.items()})
+    print_table(f"{file} under {policy}", {name: {"value": value} for name, value in scored.items()})
     print_notes(found.notes())
     if path is not None:
         content = table_text(found.table()).encode()
