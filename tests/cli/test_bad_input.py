@@ -174,7 +174,7 @@ def test_a_judge_in_the_place_of_a_preset_is_called_no_policy(refuse: Refuse) ->
         ("--reward=my_rewards.noargs", "reward: noargs() (too many positional arguments), expected a function of a list"),
         ("--reward=tree_valid", "reward: tree_valid is for graphs, expected one for molecules, which the policy draws"),
         ("--offline_steps=5", "offline_steps: 5, expected none without data (a table of scored samples)"),
-        ("--dry-run", "unknown field 'dry-run'; known: num_steps, temperature, top_k, top_p"),
+        ("--dry-run", "unknown field 'dry-run'; known: stop_above, stop_metric, stop_after, num_steps, temperature, top_k, top_p"),
         (
             "--device=cuda",
             "unknown field 'device'; a run takes the GPU that torch finds, and CUDA_VISIBLE_DEVICES chooses one, so there",

@@ -227,4 +227,4 @@ def test_texts_of_the_help_fit_the_terminal(columns: int, width: int, monkeypatc
 
 def test_the_help_tells_the_default_and_the_range() -> None:
     text = " ".join(run_help("train").split())
-    assert "Mixing weight α of sync_ref_model, 0 to 1. As in TRL (default 0.6; 0 to 1)" in text
+    assert "Mixing weight α of sync_ref_model, 0 to 1. As in TRL (default 0.6)" in text

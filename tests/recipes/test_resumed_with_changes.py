@@ -144,7 +144,7 @@ def test_a_command_that_cannot_go_on_as_asked_keeps_what_it_noted(tmp_path: Path
     small = ["--grpo.max_steps=1", "--grpo.num_generations=2", "--grpo.generation_batch_size=2", "--num_steps=2"]
     start("train", [f"--output_dir={folder}", "--reward=qed", "--policy=qm9-small", "--evaluation_samples=0", *small])
     before, file = noted(folder), folder / "config.yaml"
-    file.write_text(file.read_text().replace("r: 0", "r: 2").replace("max_steps: 1", "max_steps: 2"))
+    file.write_text(file.read_text().replace("  r: 0", "  r: 2").replace("max_steps: 1", "max_steps: 2"))
     with pytest.raises(Exception, match="names or shapes of its weights differ"):
         resume(folder)
     assert noted(folder) == before
